@@ -1,0 +1,43 @@
+"""The command line: the table of commands, and what an error or an interrupt does to the exit code.
+
+0 done · 1 a check failed · 2 something to mend in what was asked · 130 interrupted."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "sample": "limpet.commands.sample",
+    "compare": "limpet.commands.compare",
+    "doctor": "limpet.commands.doctor",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; only that command's module is imported, unless help on all is asked for."""
+    import tyro
+
+    from limpet.errors import LimpetError
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    names = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
+    functions = {name: importlib.import_module(COMMANDS[name]).run for name in names}
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(
+            functions, prog="limpet", description="Sample uniform-state discrete diffusion models.", args=arguments
+        )
+    except LimpetError as error:
+        print(f"limpet: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("limpet: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe left: `limpet sample | head`
+        sys.stderr.close()
+        return 0
+    return int(code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""One file per command of the command line; this one holds what they share: where words, progress and JSON go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+out = Console(highlight=False, soft_wrap=True)  # results: can be piped
+err = Console(stderr=True, highlight=False)  # progress and remarks
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, nothing else."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error: what, how far, details, time left; it goes away when done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )

@@ -1,0 +1,50 @@
+"""What the sampler asks of a model: a body, a head, and what its output means."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from limpet.process import LOG_LINEAR, Schedule
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Denoiser(ABC):
+    """A model of clean tokens given noisy ones, in two parts.
+
+    The body sees the whole sequence; the head turns one position's features into logits over the vocabulary.
+    They are apart so that a sampler can run the head only where it needs a law."""
+
+    vocab_size: int
+    length: int  # the length it samples unless told otherwise
+    predicts: Literal["leave-one-out", "posterior"] = "leave-one-out"
+    schedule: Schedule = LOG_LINEAR
+    tokenizer: Tokenizer | None = None
+    digest: str  # of everything that decides its output
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @abstractmethod
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        """(B, L) tokens, one time or (B,) times -> (B, L, D) features."""
+
+    @abstractmethod
+    def head(self, features: Tensor) -> Tensor:
+        """(..., D) features -> (..., V) logits."""
+
+    def logits(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        """(B, L), one time or (B,) times -> (B, L, V) float32."""
+        return self.head(self.body(tokens, t)).float()

@@ -1,0 +1,183 @@
+"""The Duo transformer in plain PyTorch: any size, body and head apart, parameter names as released."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Every size of a Duo network; the defaults are the released checkpoints'."""
+
+    vocab_size: int = 50258
+    length: int = 1024
+    width: int = 768
+    blocks: int = 12
+    heads: int = 12
+    cond: int = 128
+    hidden: int = 3072
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Norm(nn.Module):
+    """Layer norm in float32 with a gain and no bias, whatever the precision around it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight)
+
+
+class Linear(nn.Linear):
+    """A linear map in its own weight's precision: this is where bfloat16 enters."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input.to(self.weight.dtype), self.weight, self.bias)
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class SigmaMap(nn.Module):
+    """sigma -> conditioning vector: a sinusoid of 256 features, cosines first, and a two-layer net."""
+
+    FREQUENCIES = 128
+
+    def __init__(self, cond: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(2 * self.FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        k = torch.arange(self.FREQUENCIES, dtype=torch.float32, device=sigma.device)
+        angle = sigma.float()[:, None] * torch.exp(-math.log(10000) * k / self.FREQUENCIES)
+        mapped: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], -1))
+        return F.silu(mapped)
+
+
+class Rotary(nn.Module):
+    """Rotation of queries and keys by position, in halves."""
+
+    inv_freq: Tensor
+
+    def __init__(self, head_width: int) -> None:
+        super().__init__()
+        half = torch.arange(0, head_width, 2, dtype=torch.float32)
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (half / head_width))
+
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        position = torch.arange(length, dtype=torch.float32, device=self.inv_freq.device)
+        angle = position[:, None] * self.inv_freq
+        return angle.cos(), angle.sin()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each modulated by the noise level on the way in and gated on the way out."""
+
+    def __init__(self, shape: Shape, causal: bool = False) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.causal = causal
+        self.norm1 = Norm(shape.width)
+        self.attn_qkv = Linear(shape.width, 3 * shape.width, bias=False)
+        self.attn_out = Linear(shape.width, shape.width, bias=False)
+        self.norm2 = Norm(shape.width)
+        self.mlp = nn.Sequential(
+            Linear(shape.width, shape.hidden), nn.GELU(approximate="tanh"), Linear(shape.hidden, shape.width)
+        )
+        self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
+
+    def attention(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        qkv = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, L, 3, heads, head width)
+        q, k, v = qkv.transpose(1, 3).unbind(2)  # (B, heads, L, head width)
+        mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v, is_causal=self.causal)
+        out: Tensor = self.attn_out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
+        x = x + gate_attn * self.attention(_modulate(self.norm1(x), shift_attn, scale_attn), rotary)
+        return x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
+
+
+class Embedding(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+
+class OutputLayer(nn.Module):
+    """The last norm, still part of the body, and the linear map that is the head."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_final = Norm(shape.width)
+        self.linear = Linear(shape.width, shape.vocab_size)
+        self.adaLN_modulation = Linear(shape.cond, 2 * shape.width)
+
+    def forward(self, x: Tensor, cond: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, -1)
+        return _modulate(self.norm_final(x), shift, scale)
+
+
+class Network(nn.Module):
+    """Noisy tokens and sigma -> features; features -> logits.
+
+    It starts as the identity with a uniform law: modulations and head at zero, the released initialisation."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.vocab_embed = Embedding(shape)
+        self.sigma_map = SigmaMap(shape.cond)
+        self.rotary_emb = Rotary(shape.width // shape.heads)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
+        self.output_layer = OutputLayer(shape)
+        for layer in (*(block.adaLN_modulation for block in self.blocks), self.output_layer.adaLN_modulation,
+                      self.output_layer.linear):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def body(self, tokens: Tensor, sigma: Tensor) -> Tensor:
+        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input."""
+        x = self.vocab_embed(tokens)
+        cond = self.sigma_map(sigma)
+        rotary = self.rotary_emb(tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, cond, rotary)
+        features: Tensor = self.output_layer(x, cond)
+        return features
+
+    def head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.output_layer.linear(features)
+        return logits
+
+    def forward(self, tokens: Tensor, sigma: Tensor) -> Tensor:
+        return self.head(self.body(tokens, sigma))
+
+    def set_precision(self, dtype: torch.dtype) -> Network:
+        """Store the linear maps of blocks and output in `dtype`; norms, embedding and sigma map stay float32."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.to(dtype)
+        return self
