@@ -1,0 +1,98 @@
+"""How one reverse step is drawn: what every backend is given, what it returns, and the two coins they share.
+
+The reverse law is a mixture of three routes: stay at z, draw from the law h, draw uniformly. Two coins choose.
+Coin one does not look at the law: it says draw, uniform or stay with weights
+
+    signal_s - signal_t,  (1 - signal_t / signal_s) (1 - signal_s),  signal_t / signal_s - signal_t,
+
+over 1 - signal_t. Coin two matters only where coin one moved: the move is kept with probability
+(1 - signal_t) / (1 - signal_t + signal_t V h(z)), else the token stays. Multiplied out, the routes have the weights
+of `process.reverse_law`. Where coin one says stay, neither the law nor the output head is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limpet import process
+from limpet.streams import Purpose, Stream
+from limpet.support import Boundary
+
+STAY, DRAW, UNIFORM = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One reverse step from t to s for a batch: everything a backend needs besides the features."""
+
+    tokens: Tensor  # (B, L) the state z, which the transition starts from
+    seen: Tensor  # (B, L) the input that the features were computed from
+    revise: Tensor  # (B, L) bool: draw the next token here; elsewhere it stays
+    inspect: Tensor  # (B, L) bool: report the argmax and the deficit here
+    vocab_size: int
+    signal_t: float
+    signal_s: float
+    top_p: float
+    boundary: Boundary
+    convert: bool  # the model predicts a posterior: take the evidence of `seen` out of it first
+    stream: Stream
+    step: int
+
+
+class Outcome(NamedTuple):
+    """What a backend returns; `top` and `deficit` hold where the transition asked to inspect, 0 and inf elsewhere."""
+
+    tokens: Tensor  # (B, L) the state at s
+    top: Tensor  # (B, L) argmax of the law, lowest id at a tie
+    deficit: Tensor  # (B, L) 1 - max law, from the law before top-p
+
+
+Head = Callable[[Tensor], Tensor]
+Backend = Callable[[Head, Tensor, Transition], Outcome]
+
+
+def logits_at(head: Head, features: Tensor, transition: Transition, sample: Tensor, position: Tensor) -> Tensor:
+    """(R, V): the log law, up to a constant, of some rows, in float32 or better, leave-one-out whatever the model."""
+    logits = head(features[sample, position])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if transition.convert:
+        logits = process.leave_one_out_logits(logits, transition.seen[sample, position], transition.signal_t)
+    return logits
+
+
+def positions(transition: Transition) -> Tensor:
+    return torch.arange(transition.tokens.shape[1], device=transition.tokens.device)
+
+
+def coin_one(u: Tensor, signal_t: float, signal_s: float) -> Tensor:
+    """STAY, DRAW or UNIFORM, before the law is known."""
+    draw = (signal_s - signal_t) / (1 - signal_t)
+    uniform = (1 - signal_t / signal_s) * (1 - signal_s) / (1 - signal_t)
+    route = torch.full_like(u, STAY, dtype=torch.int8)
+    route[u < draw + uniform] = UNIFORM
+    route[u < draw] = DRAW
+    return route
+
+
+def coin_two(u: Tensor, law_at_z: Tensor, signal_t: float, vocab_size: int) -> Tensor:
+    """Whether the move that coin one chose is kept."""
+    return u * (1 - signal_t + signal_t * vocab_size * law_at_z) < 1 - signal_t
+
+
+def routes(transition: Transition) -> tuple[Tensor, Tensor]:
+    """Coin one at every position, STAY where nothing is to be revised, and the uniform for coin two."""
+    first, second = transition.stream.uniforms(transition.step, positions(transition), Purpose.COINS)
+    route = coin_one(first, transition.signal_t, transition.signal_s)
+    return route.masked_fill(~transition.revise, STAY), second
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """(R, V) weights and (R,) uniforms -> (R,) tokens: the first whose cumulated weight passes u of the total.
+
+    Sums are float64, so the tail of a float32 law keeps its mass, and a weight of zero is never drawn."""
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(cumulated, (u * cumulated[:, -1])[:, None], right=True)[:, 0]

@@ -1,0 +1,132 @@
+"""Denoisers whose leave-one-out law is exact: a codebook, a mixture of products, a Markov chain.
+
+Each knows its own data law, so it also scores text (`log_prob`) and draws from the data law (`draw`): quality is
+measured with no judge. The body computes the log law itself; the head has nothing left to do."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from limpet.denoisers import Denoiser
+from limpet.errors import LimpetError
+from limpet.streams import Purpose, Stream
+
+
+class Source(Denoiser):
+    """A data law that is known, and its exact denoiser."""
+
+    def __init__(self, name: str, vocab_size: int, length: int, parameters: tuple[Tensor, ...]) -> None:
+        self.name, self.vocab_size, self.length = name, vocab_size, length
+        content = hashlib.sha256(f"{type(self).__name__} {length}".encode())
+        for tensor in parameters:
+            content.update(str(tuple(tensor.shape)).encode() + tensor.double().numpy().tobytes())
+        self.digest = content.hexdigest()
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        if tokens.shape[1] != self.length:
+            raise LimpetError(f"{self.name} knows sequences of {self.length} tokens; it was given {tokens.shape[1]}")
+        signal = self.schedule.signal(t).expand(len(tokens))
+        return self.law(tokens, signal).log()
+
+    @abstractmethod
+    def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
+        """(B, L) noisy tokens, (B,) signal -> (B, L, V): the law of each clean token given the other noisy tokens."""
+
+    @abstractmethod
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        """(B, L) clean tokens -> (B,): their log-probability under the data law."""
+
+    @abstractmethod
+    def draw(self, n: int, seed: int) -> Tensor:
+        """(n, L) tokens from the data law."""
+
+    def _evidence(self, tokens: Tensor, signal: Tensor, laws: Tensor) -> Tensor:
+        """q(z|law) = signal law(z) + noise / V: the likelihood of noisy tokens whose clean law is given."""
+        signal = signal.view(-1, *[1] * (laws.dim() - 1))
+        return signal * laws + (1 - signal) / self.vocab_size
+
+
+def _choose(weights: Tensor, u: Tensor) -> Tensor:
+    """An index of the last axis with probability proportional to its weight, for each u."""
+    cumulated = weights.cumsum(-1)
+    return torch.searchsorted(cumulated, (u * cumulated[..., -1])[..., None], right=True)[..., 0]
+
+
+class Mixture(Source):
+    """A latent mode with prior `weights` (K,); given it, independent tokens with laws `laws` (K, L, V) (theorem 1)."""
+
+    def __init__(self, weights: Tensor, laws: Tensor, name: str = "mixture") -> None:
+        self.weights = weights.double() / weights.sum()
+        self.laws = laws.double() / laws.sum(-1, keepdim=True)
+        super().__init__(name, laws.shape[2], laws.shape[1], (self.weights, self.laws))
+
+    def _by_mode(self, tokens: Tensor) -> Tensor:
+        """(B, L) tokens -> (B, K, L): the probability of each token in each mode."""
+        index = tokens[:, None, :, None].expand(-1, len(self.weights), -1, 1)
+        return self.laws.expand(len(tokens), -1, -1, -1).gather(-1, index)[..., 0]
+
+    def mode_law(self, tokens: Tensor, signal: Tensor) -> Tensor:
+        """(B, L, K): the posterior of the mode given every noisy token but the one at each position."""
+        evidence = self._evidence(tokens, signal, self._by_mode(tokens)).log()
+        before = evidence.cumsum(-1) - evidence
+        after = evidence.flip(-1).cumsum(-1).flip(-1) - evidence
+        log_weights = (before + after + self.weights.log()[:, None]).transpose(1, 2)
+        return log_weights.softmax(-1)
+
+    def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
+        return torch.einsum("blk,klv->blv", self.mode_law(tokens, signal), self.laws)
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        return (self._by_mode(tokens).log().sum(-1) + self.weights.log()).logsumexp(-1)
+
+    def draw(self, n: int, seed: int) -> Tensor:
+        stream, position = Stream(seed, torch.arange(n)), torch.arange(self.length)
+        which, _ = stream.uniforms(0, torch.zeros(1, dtype=torch.long), Purpose.DATA)
+        mode = _choose(self.weights.expand(n, 1, -1), which)[:, 0]
+        return _choose(self.laws[mode], stream.uniforms(1, position, Purpose.DATA)[0])
+
+
+def codebook(words: Tensor, vocab_size: int, weights: Tensor | None = None, name: str = "codebook") -> Mixture:
+    """A uniform (or weighted) choice among K sequences `words` (K, L): modes with point-mass laws (appendix B.2)."""
+    laws = torch.nn.functional.one_hot(words, vocab_size).double()
+    return Mixture(torch.ones(len(words)) if weights is None else weights, laws, name)
+
+
+class Markov(Source):
+    """A chain with first-token law `initial` (V,) and rows `transition` (V, V), by forward-backward."""
+
+    def __init__(self, initial: Tensor, transition: Tensor, length: int, name: str = "markov") -> None:
+        self.initial = initial.double() / initial.sum()
+        self.transition = transition.double() / transition.sum(-1, keepdim=True)
+        super().__init__(name, len(initial), length, (self.initial, self.transition))
+
+    def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
+        points = torch.nn.functional.one_hot(tokens, self.vocab_size).double()
+        evidence = self._evidence(tokens, signal, points)  # (B, L, V): of the noisy token, for each clean one
+        ahead = [self.initial.expand(len(tokens), -1)]  # the clean token given the noisy ones before it
+        behind = [torch.ones_like(ahead[0])]  # the likelihood of the noisy ones after it
+        for i in range(self.length - 1):
+            ahead.append(_normal((ahead[-1] * evidence[:, i]) @ self.transition))
+            behind.append(_normal((behind[-1] * evidence[:, self.length - 1 - i]) @ self.transition.T))
+        return _normal(torch.stack(ahead, 1) * torch.stack(behind[::-1], 1))
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        return self.initial[tokens[:, 0]].log() + self.transition[tokens[:, :-1], tokens[:, 1:]].log().sum(-1)
+
+    def draw(self, n: int, seed: int) -> Tensor:
+        u, _ = Stream(seed, torch.arange(n)).uniforms(0, torch.arange(self.length), Purpose.DATA)
+        tokens = [_choose(self.initial.expand(n, -1), u[:, 0])]
+        for i in range(1, self.length):
+            tokens.append(_choose(self.transition[tokens[-1]], u[:, i]))
+        return torch.stack(tokens, 1)
+
+
+def _normal(law: Tensor) -> Tensor:
+    return law / law.sum(-1, keepdim=True)

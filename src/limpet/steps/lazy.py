@@ -1,0 +1,55 @@
+"""The two-coin step: head and law only at the rows that need them, in chunks that bound memory.
+
+A row is needed where coin one moves or where the transition inspects. Weights keep the head's precision (at least
+float32), sums are float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from limpet import support
+from limpet.steps import DRAW, STAY, Head, Outcome, Transition, coin_two, inverse_cdf, logits_at, routes
+from limpet.streams import Purpose, uniform_token
+
+CHUNK = 2**23  # weights held at once: rows x vocabulary
+
+
+def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
+    route, second = routes(transition)
+    needed = ((route != STAY) | transition.inspect).nonzero()
+    tokens = transition.tokens.clone()
+    top = torch.zeros_like(tokens)
+    deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
+    for rows in torch.split(needed, max(1, CHUNK // transition.vocab_size)):
+        sample, position = rows.unbind(-1)
+        logits = logits_at(head, features, transition, sample, position)
+        largest, top[sample, position] = logits.max(-1)
+        weights = (logits - largest[:, None]).exp()  # the largest is 1, so the deficit is what the others add
+        total = weights.sum(-1, dtype=torch.float64)
+        deficit[sample, position] = (total - 1) / total
+
+        moves = route[sample, position] != STAY
+        sample, position = sample[moves], position[moves]
+        tokens[sample, position] = _move(
+            weights[moves], route[sample, position], second[sample, position], sample, position, transition
+        )
+    return Outcome(tokens, top.masked_fill(~transition.inspect, 0), deficit.masked_fill(~transition.inspect, math.inf))
+
+
+def _move(
+    weights: Tensor, route: Tensor, second: Tensor, sample: Tensor, position: Tensor, transition: Transition
+) -> Tensor:
+    """The next tokens of the rows where coin one moved, given the weights of their laws."""
+    if transition.top_p < 1:
+        weights = weights * support.nucleus(weights, transition.top_p, transition.boundary)
+    z = transition.tokens[sample, position]
+    law_at_z = weights.gather(-1, z[:, None])[:, 0] / weights.sum(-1, dtype=torch.float64)
+    kept = coin_two(second, law_at_z, transition.signal_t, transition.vocab_size)
+    for_draw, for_uniform = transition.stream.uniforms(transition.step, position, Purpose.TOKENS, sample)
+    moved = uniform_token(for_uniform, transition.vocab_size)
+    drawn = route == DRAW
+    moved[drawn] = inverse_cdf(weights[drawn], for_draw[drawn])
+    return torch.where(kept, moved, z)
