@@ -98,16 +98,16 @@ def step(run: Run, state: State) -> tuple[State, Info]:
     visible, seen, features = look(run, state)
 
     unselected = run.free & (state.selected_at == NEVER)
-    eligible = unselected & _selects(run, r)
+    selecting = run.replay is None and r >= run.warmup and run.horizon > 0
+    eligible = unselected & (selecting if run.replay is None else run.replay == r)
     inspect = eligible | visible if run.policy.values == "refreshed" else eligible
     revise = unselected if run.covered else run.free
     # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
     transition = _transition(run, state, seen, revise, inspect, run.signals[r + 1])
     outcome = run.advance(run.denoiser.head, features, transition)
 
-    if run.replay is not None or not eligible.any():
-        chosen = eligible
-    else:
+    chosen = eligible  # none, or those of the recorded run
+    if selecting:
         chosen = selector.select(outcome.deficit, eligible, run.count, run.budget, run.policy.spacing)
     labels = run.label(run.denoiser.head, features, transition, outcome, chosen, visible, state.labels)
     selected_at = torch.where(chosen, r, state.selected_at)
@@ -141,13 +141,6 @@ def generate(run: Run, state: State | None = None) -> Iterator[tuple[State, Info
         state, info = step(run, state)
         yield state, info
     yield readout(run, state)
-
-
-def _selects(run: Run, r: int) -> Tensor | bool:
-    """Where step r may select: after warmup, if labels are kept at all; or where a recorded run did."""
-    if run.replay is not None:
-        return run.replay == r
-    return r >= run.warmup and run.horizon > 0
 
 
 def _transition(run: Run, state: State, seen: Tensor, revise: Tensor, inspect: Tensor, signal_s: float) -> Transition:

@@ -60,7 +60,6 @@ class Stream:
 
         `positions` is (L,) for the whole batch, giving (B, L), or (R,) beside `rows` (R,) into the batch."""
         samples = self.samples[:, None] if rows is None else self.samples[rows]
-        positions, samples = torch.broadcast_tensors(positions, samples)
         counter = (positions, torch.full_like(positions, step), samples, torch.full_like(positions, int(purpose)))
         words = philox(counter, (self.seed & WORD, self.seed >> 32 & WORD))
         return uniform53(words[0], words[1]), uniform53(words[2], words[3])

@@ -9,8 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-out = Console(highlight=False, soft_wrap=True)  # results: can be piped
+# Results. A pipe has no width of its own, and a table must not be cut to fit one.
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False)  # progress and remarks
+
+DEFAULT_MODEL = "exact:words"
 
 
 def print_json(value: Any) -> None:

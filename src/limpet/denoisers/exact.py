@@ -47,8 +47,8 @@ class Source(Denoiser):
     def draw(self, n: int, seed: int) -> Tensor:
         """(n, L) tokens from the data law."""
 
-    def _evidence(self, tokens: Tensor, signal: Tensor, laws: Tensor) -> Tensor:
-        """q(z|law) = signal law(z) + noise / V: the likelihood of noisy tokens whose clean law is given."""
+    def _evidence(self, signal: Tensor, laws: Tensor) -> Tensor:
+        """signal law(z) + noise / V: the likelihood of a noisy token z whose clean law gives it law(z)."""
         signal = signal.view(-1, *[1] * (laws.dim() - 1))
         return signal * laws + (1 - signal) / self.vocab_size
 
@@ -60,43 +60,54 @@ def _choose(weights: Tensor, u: Tensor) -> Tensor:
 
 
 class Mixture(Source):
-    """A latent mode with prior `weights` (K,); given it, independent tokens with laws `laws` (K, L, V) (theorem 1)."""
+    """A latent mode with prior `weights` (K,); given it, independent tokens with laws `laws` (K, S, V) (theorem 1).
 
-    def __init__(self, weights: Tensor, laws: Tensor, name: str = "mixture") -> None:
+    A sequence is `phrases` such blocks of S tokens, one after the other, each with a mode of its own."""
+
+    def __init__(self, weights: Tensor, laws: Tensor, phrases: int = 1, name: str = "mixture") -> None:
         self.weights = weights.double() / weights.sum()
         self.laws = laws.double() / laws.sum(-1, keepdim=True)
-        super().__init__(name, laws.shape[2], laws.shape[1], (self.weights, self.laws))
+        self.phrases = phrases
+        super().__init__(name, laws.shape[2], phrases * laws.shape[1], (self.weights, self.laws))
 
-    def _by_mode(self, tokens: Tensor) -> Tensor:
-        """(B, L) tokens -> (B, K, L): the probability of each token in each mode."""
-        index = tokens[:, None, :, None].expand(-1, len(self.weights), -1, 1)
-        return self.laws.expand(len(tokens), -1, -1, -1).gather(-1, index)[..., 0]
+    def _blocks(self, tokens: Tensor) -> Tensor:
+        return tokens.reshape(-1, self.laws.shape[1])
+
+    def _by_mode(self, blocks: Tensor) -> Tensor:
+        """(P, S) tokens -> (P, K, S): the probability of each token in each mode."""
+        place = torch.arange(blocks.shape[1])
+        return self.laws[:, place, blocks].transpose(0, 1)
 
     def mode_law(self, tokens: Tensor, signal: Tensor) -> Tensor:
-        """(B, L, K): the posterior of the mode given every noisy token but the one at each position."""
-        evidence = self._evidence(tokens, signal, self._by_mode(tokens)).log()
-        before = evidence.cumsum(-1) - evidence
-        after = evidence.flip(-1).cumsum(-1).flip(-1) - evidence
+        """(B, L, K): the posterior of the block's mode given its noisy tokens but the one at each position."""
+        blocks = self._blocks(tokens)
+        evidence = self._evidence(signal.repeat_interleave(self.phrases), self._by_mode(blocks)).log()
+        zero = evidence.new_zeros(*evidence.shape[:2], 1)
+        before = torch.cat([zero, evidence.cumsum(-1)[..., :-1]], -1)
+        after = torch.cat([zero, evidence.flip(-1).cumsum(-1)[..., :-1]], -1).flip(-1)
         log_weights = (before + after + self.weights.log()[:, None]).transpose(1, 2)
-        return log_weights.softmax(-1)
+        return log_weights.softmax(-1).reshape(len(tokens), self.length, -1)
 
     def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
-        return torch.einsum("blk,klv->blv", self.mode_law(tokens, signal), self.laws)
+        modes = self.mode_law(tokens, signal).view(-1, *self.laws.shape[1::-1])  # (P, S, K)
+        return torch.einsum("psk,ksv->psv", modes, self.laws).reshape(len(tokens), self.length, -1)
 
     def log_prob(self, tokens: Tensor) -> Tensor:
-        return (self._by_mode(tokens).log().sum(-1) + self.weights.log()).logsumexp(-1)
+        blocks = self._by_mode(self._blocks(tokens)).log().sum(-1) + self.weights.log()
+        return blocks.logsumexp(-1).view(len(tokens), -1).sum(-1)
 
     def draw(self, n: int, seed: int) -> Tensor:
-        stream, position = Stream(seed, torch.arange(n)), torch.arange(self.length)
-        which, _ = stream.uniforms(0, torch.zeros(1, dtype=torch.long), Purpose.DATA)
-        mode = _choose(self.weights.expand(n, 1, -1), which)[:, 0]
-        return _choose(self.laws[mode], stream.uniforms(1, position, Purpose.DATA)[0])
+        stream = Stream(seed, torch.arange(n))
+        which, _ = stream.uniforms(0, torch.arange(self.phrases), Purpose.DATA)
+        mode = _choose(self.weights.expand(n, self.phrases, -1), which)
+        u, _ = stream.uniforms(1, torch.arange(self.length), Purpose.DATA)
+        return _choose(self.laws[mode].reshape(n, self.length, -1), u)
 
 
 def codebook(words: Tensor, vocab_size: int, weights: Tensor | None = None, name: str = "codebook") -> Mixture:
     """A uniform (or weighted) choice among K sequences `words` (K, L): modes with point-mass laws (appendix B.2)."""
     laws = torch.nn.functional.one_hot(words, vocab_size).double()
-    return Mixture(torch.ones(len(words)) if weights is None else weights, laws, name)
+    return Mixture(torch.ones(len(words)) if weights is None else weights, laws, name=name)
 
 
 class Markov(Source):
@@ -109,7 +120,7 @@ class Markov(Source):
 
     def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
         points = torch.nn.functional.one_hot(tokens, self.vocab_size).double()
-        evidence = self._evidence(tokens, signal, points)  # (B, L, V): of the noisy token, for each clean one
+        evidence = self._evidence(signal, points)  # (B, L, V): of the noisy token, for each clean one
         ahead = [self.initial.expand(len(tokens), -1)]  # the clean token given the noisy ones before it
         behind = [torch.ones_like(ahead[0])]  # the likelihood of the noisy ones after it
         for i in range(self.length - 1):

@@ -96,3 +96,10 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     Sums are float64, so the tail of a float32 law keeps its mass, and a weight of zero is never drawn."""
     cumulated = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulated, (u * cumulated[:, -1])[:, None], right=True)[:, 0]
+
+
+def backends(device: torch.device | str) -> dict[str, Backend]:
+    """The backends that run on a device, the fastest last."""
+    from limpet.steps import dense, lazy
+
+    return {"dense": dense.advance, "lazy": lazy.advance}

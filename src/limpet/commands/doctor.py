@@ -1,0 +1,123 @@
+"""`limpet doctor`: what this machine runs, and whether every step backend draws from the exact law on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limpet import process, support
+from limpet.commands import out, print_json
+from limpet.denoisers.sources import source
+from limpet.policy import Policy
+from limpet.samples import sample
+from limpet.steps import Backend, Transition, backends
+from limpet.streams import Stream, philox
+
+PACKAGES = ("limpet", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "transformers", "triton")
+LAWS = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2))
+DRAWS = 200_000
+LEVEL = 1e-6  # a sound backend fails one check in a million
+
+
+def run(json: bool = False) -> int:
+    """Print versions and devices, and check the arithmetic that every result rests on. Exit code 1 if a check fails.
+
+    $ limpet doctor
+    $ limpet doctor --json
+
+    Args:
+        json: print one JSON document
+    """
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    checks = [generator_check(device) for device in devices] + [calls_check()]
+    for device in devices:
+        checks += [chi_square_check(name, advance, device) for name, advance in backends(device).items()]
+    found, facts_of = versions(), [device_facts(device) for device in devices]
+    if json:
+        print_json({"versions": found, "devices": facts_of, "checks": checks})
+    else:
+        for name, value in found.items():
+            out.print(f"{name:<16} {value}", markup=False)
+        for facts in facts_of:
+            out.print(f"{facts['device']:<16} {facts['name']}, bfloat16 {facts['bfloat16']}", markup=False)
+        for check in checks:
+            out.print(f"{'ok' if check['ok'] else 'FAILED':<16} {check['check']}: {check['found']}", markup=False)
+    return 0 if all(check["ok"] for check in checks) else 1
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    if device == "cuda":
+        bfloat16 = "native" if torch.cuda.is_bf16_supported() else "none"
+        return {"device": device, "name": torch.cuda.get_device_name(), "bfloat16": bfloat16}
+    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return {"device": device, "name": name, "bfloat16": "native" if native else "emulated"}
+
+
+def generator_check(device: str) -> dict[str, Any]:
+    """The generator's published answer for the digits of pi."""
+    a, b, c, d = torch.tensor([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], device=device)
+    words = philox((a, b, c, d), (0xA4093822, 0x299F31D0))
+    found = " ".join(f"{int(word):08x}" for word in words)
+    return {
+        "check": f"Philox 4x32-10 on {device}",
+        "found": found,
+        "ok": found == "d16cfe09 94fdcceb 5001e420 24126ea1",
+    }
+
+
+def calls_check() -> dict[str, Any]:
+    made = sample(source("exact:words"), Policy(nfe=6), n=1)
+    return {"check": "network calls at nfe 6", "found": made.nfe, "ok": made.nfe == 6}
+
+
+def chi_square_check(name: str, advance: Backend, device: str) -> dict[str, Any]:
+    """Draws of one reverse step against the dense law: full, tied and point-mass laws, with and without top-p."""
+    worst = 1.0
+    for row, law in enumerate(LAWS):
+        for top_p in (1.0, 0.65):
+            drawn, exact = draw(advance, torch.tensor(law, dtype=torch.float64), top_p, seed=row, device=device)
+            worst = min(worst, chi_square(drawn, exact))
+    return {"check": f"{name} step on {device}, chi-square", "found": f"smallest p {worst:.2g}", "ok": worst > LEVEL}
+
+
+def draw(advance: Backend, law: Tensor, top_p: float, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """How often each token came, and its exact probability, for one reverse step from token 1."""
+    signal_t, signal_s = 0.4, 0.7
+    shape = (DRAWS // 1000, 1000)
+    every = torch.ones(shape, dtype=torch.bool, device=device)
+    z = every.long()
+    stream = Stream(seed, torch.arange(shape[0], device=device))
+    transition = Transition(
+        tokens=z, seen=z, revise=every, inspect=~every, vocab_size=len(law), signal_t=signal_t, signal_s=signal_s,
+        top_p=top_p, boundary="released", convert=False, stream=stream, step=0,
+    )  # fmt: skip
+    features = law.log().float().to(device).expand(*shape, -1)
+    outcome = advance(lambda rows: rows, features, transition)
+    exact = process.reverse_law(support.restrict(law, top_p), torch.tensor(1), signal_t, signal_s)
+    return torch.bincount(outcome.tokens.flatten().cpu(), minlength=len(law)), exact
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """The p-value of Pearson's test; 0 where something impossible came."""
+    possible = law > 0
+    if counts[~possible].any():
+        return 0.0
+    expected = law[possible] * counts.sum()
+    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(float(possible.sum() - 1), dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2)) if freedom else 1.0
