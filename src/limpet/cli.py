@@ -11,6 +11,7 @@ COMMANDS = {
     "sample": "limpet.commands.sample",
     "compare": "limpet.commands.compare",
     "doctor": "limpet.commands.doctor",
+    "info": "limpet.commands.info",
 }
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from limpet.denoisers import Denoiser
+from limpet.denoisers.tensors import STORAGES, digest_of, write_tensors
+from limpet.denoisers.text import Tokenizer
+from limpet.errors import LimpetError
+from limpet.process import LOG_LINEAR, Schedule
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,9 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
-        half = torch.arange(0, head_width, 2, dtype=torch.float32)
-        self.register_buffer("inv_freq", 1.0 / 10000 ** (half / head_width))
+        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
+        frequencies: list[float] = (1.0 / 10000 ** (half / head_width)).tolist()  # float32's rounding, as released
+        self.register_buffer("inv_freq", torch.tensor(frequencies))
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         position = torch.arange(length, dtype=torch.float32, device=self.inv_freq.device)
@@ -89,10 +104,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and MLP, each modulated by the noise level on the way in and gated on the way out."""
 
-    def __init__(self, shape: Shape, causal: bool = False) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.causal = causal
         self.norm1 = Norm(shape.width)
         self.attn_qkv = Linear(shape.width, 3 * shape.width, bias=False)
         self.attn_out = Linear(shape.width, shape.width, bias=False)
@@ -105,7 +119,7 @@ class Block(nn.Module):
     def attention(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         qkv = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, L, 3, heads, head width)
         q, k, v = qkv.transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-        mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v, is_causal=self.causal)
+        mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v)
         out: Tensor = self.attn_out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -113,7 +127,8 @@ class Block(nn.Module):
         modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
         x = x + gate_attn * self.attention(_modulate(self.norm1(x), shift_attn, scale_attn), rotary)
-        return x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
+        x = x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
+        return x
 
 
 class Embedding(nn.Module):
@@ -153,10 +168,9 @@ class Network(nn.Module):
         self.rotary_emb = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
         self.output_layer = OutputLayer(shape)
-        for layer in (*(block.adaLN_modulation for block in self.blocks), self.output_layer.adaLN_modulation,
-                      self.output_layer.linear):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        for name, parameter in self.named_parameters():
+            if "adaLN_modulation" in name or name.startswith("output_layer.linear"):
+                nn.init.zeros_(parameter)
 
     def body(self, tokens: Tensor, sigma: Tensor) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input."""
@@ -181,3 +195,93 @@ class Network(nn.Module):
             if isinstance(module, Linear):
                 module.to(dtype)
         return self
+
+
+class Duo(Denoiser):
+    """A Duo network that can be sampled: called with t, it tells the network sigma.
+
+    In bfloat16 the linear maps and attention of the blocks and the output run in bfloat16, and so are the logits;
+    embedding, sigma, norms and the residual stream stay float32."""
+
+    tokenizer: Tokenizer | None
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        name: str = "duo",
+        tokenizer: Tokenizer | None = None,
+        schedule: Schedule = LOG_LINEAR,
+        predicts: Literal["leave-one-out", "posterior"] = "leave-one-out",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        compile: bool = False,
+        info: Mapping[str, str] | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise LimpetError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+        dtype = PRECISIONS[precision]
+        if network.output_layer.linear.weight.dtype != dtype:  # on a copy: rounding the caller's weights loses them
+            network = copy.deepcopy(network).set_precision(dtype)
+        self.network = network
+        self.vocab_size, self.length = network.shape.vocab_size, network.shape.length
+        self.name, self.tokenizer, self.schedule, self.predicts = name, tokenizer, schedule, predicts
+        self.precision = precision
+        self.info = dict(info or {})  # where it came from, in words
+        facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
+        self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
+        self._body = torch.compile(network.body) if compile else network.body
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.vocab_embed.embedding.device
+
+    def to(self, device: torch.device | str) -> Duo:
+        self.network.to(device)
+        return self
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        sigma = self.schedule.sigma(t)
+        if sigma.dim():
+            sigma = sigma.to(tokens.device, torch.float32)
+        else:  # filled in on the device, so that no copy waits for it
+            sigma = torch.full(tokens.shape[:1], float(sigma), dtype=torch.float32, device=tokens.device)
+        with torch.no_grad():
+            return self._body(tokens, sigma)
+
+    def head(self, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.network.head(features)
+
+    def config(self) -> dict[str, object]:
+        """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
+        shape = self.network.shape
+        return {
+            "model_type": "duo",
+            "vocab_size": shape.vocab_size,
+            "model_length": shape.length,
+            "hidden_dim": shape.width,
+            "n_blocks": shape.blocks,
+            "n_heads": shape.heads,
+            "cond_dim": shape.cond,
+            "mlp_dim": shape.hidden,
+            "causal": False,
+            "schedule": self.schedule.name,
+            "predicts": self.predicts,
+        }
+
+    def save(self, folder: str | os.PathLike[str], storage: Literal["float32", "bfloat16", "int8"] = "float32") -> None:
+        """Write model.safetensors, config.json and tokenizer.json, laid out as on the hub.
+
+        float32 loads back bit for bit; bfloat16 and int8 store every matrix smaller, and load back as rounded."""
+        if storage not in STORAGES:
+            raise LimpetError(f"storage is one of {', '.join(STORAGES)}, not {storage!r}")
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(self.config(), indent=2) + "\n", encoding="utf-8")
+            if self.tokenizer is not None:
+                self.tokenizer.save(folder / "tokenizer.json")
+        except OSError as error:
+            raise LimpetError(f"{folder} could not be written ({error}): name another folder") from error
+        state = {f"backbone.{name}": tensor.cpu().float() for name, tensor in self.network.state_dict().items()}
+        write_tensors(folder / "model.safetensors", STORAGES[storage](state))

@@ -1,0 +1,111 @@
+"""Tensors on disk: safetensors read with suspicion, matrices stored small, and a digest of what was read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from limpet.errors import LimpetError
+
+SCALE = ".scale"  # an int8 matrix X has its rows' scales beside it, as X.scale
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, as stored; a file that is broken, or holds NaN or infinity, is refused.
+
+    The library holds each offset in the header against its shape and the file's size before it allocates anything."""
+    try:
+        mapped = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise LimpetError(f"{path} is not a whole safetensors file ({error}): fetch or copy it again") from error
+    # A copy, because a mapped file that someone rewrites in place would change the model under its digest.
+    state = {name: tensor.clone() for name, tensor in mapped.items()}
+    refuse_nonfinite(state, path)
+    return state
+
+
+def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        raise LimpetError(f"{path} holds NaN or infinity in {some(bad)}: use a checkpoint from before training broke")
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """A safetensors file that appears whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata={"format": "pt"})
+        partial.replace(path)
+    except (SafetensorError, OSError) as error:
+        raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each matrix as int8 times one float32 scale a row; all else as it is.
+
+    Scales keep 16 bits of mantissa, so that scale times int8 is exact in float32 and packing what was unpacked
+    gives back the same bits."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            packed[name] = tensor
+            continue
+        scale = tensor.float().abs().amax(1) / 127
+        scale = ((scale.view(torch.int32) + 0x80) & ~0xFF).view(torch.float32).clamp(min=2.0**-100)
+        packed[name] = (tensor.float() / scale[:, None]).round().to(torch.int8)
+        packed[name + SCALE] = scale
+    return packed
+
+
+def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of every storage: int8 rows times their scales, and any other float, as float32."""
+    unpacked: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        matrix = state.get(name.removesuffix(SCALE))
+        if name.endswith(SCALE) and matrix is not None and matrix.dtype == torch.int8:
+            continue
+        scale = state.get(name + SCALE)
+        if tensor.dtype == torch.int8 and scale is not None:
+            if tensor.dim() != 2 or scale.shape != tensor.shape[:1]:
+                raise LimpetError(f"{name} {tuple(tensor.shape)} has row scales {tuple(scale.shape)}: save it again")
+            unpacked[name] = tensor.float() * scale.float()[:, None]
+        else:
+            unpacked[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return unpacked
+
+
+def _halve(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.bfloat16() if tensor.dim() == 2 else tensor for name, tensor in state.items()}
+
+
+STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
+    "float32": dict,
+    "bfloat16": _halve,
+    "int8": pack_rows,
+}
+
+
+def digest_of(state: Mapping[str, Tensor], facts: Mapping[str, object] | None = None) -> str:
+    """SHA-256 of the facts that tensors cannot tell, and of each tensor's name, dtype, shape and bytes, by name."""
+    digest = hashlib.sha256(json.dumps(dict(facts or {}), sort_keys=True).encode())
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def some(names: list[str], shown: int = 6) -> str:
+    """A list for a sentence: the first few, and how many more."""
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

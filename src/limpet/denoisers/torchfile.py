@@ -1,0 +1,263 @@
+"""Torch's zip files (.ckpt, .pt) read as data: the pickle inside is walked, never run.
+
+A pickle is a program that may name any function and call it. Here its instructions drive a small machine that knows
+numbers, strings, containers and tensors; anything else they name is `Inert`, and calling or filling it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickletools
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limpet.errors import LimpetError
+
+PICKLE_LIMIT = 64 << 20  # bytes of pickle: names and settings alone, a Lightning file's takes a few megabytes
+
+DTYPES = {
+    f"torch.{name}Storage": dtype
+    for name, dtype in {
+        "Float": torch.float32,
+        "Double": torch.float64,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+    }.items()
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Inert:
+    """Something the file names, and nothing more."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Where a tensor's bytes lie: the zip entry data/KEY."""
+
+    key: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor of the file, not yet read."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.storage.dtype.itemsize
+
+
+def _storage(identity: Any) -> Storage | Inert:
+    """A pickle's word for bytes kept elsewhere in the zip: ("storage", type, key, device, elements)."""
+    _, kind, key, *_ = identity
+    dtype = DTYPES.get(kind.name)
+    return Inert() if dtype is None else Storage(str(key), dtype)
+
+
+def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """What a call in the pickle yields: an empty dict, a tensor, or nothing that can act."""
+    match function, arguments:
+        case Inert("collections.OrderedDict"), ():
+            return {}
+        case Inert("torch._utils._rebuild_tensor_v2"), (Storage() as storage, int(offset), shape, stride, *_):
+            stored = Stored(storage, offset, tuple(map(int, shape)), tuple(map(int, stride)))
+            if min((*stored.shape, *stored.stride, offset)) < 0 or len(stored.shape) != len(stored.stride):
+                raise ValueError("a tensor has a negative or missing size")
+            return stored
+        case Inert("torch._utils._rebuild_parameter"), (Stored() as stored, *_):
+            return stored
+    return Inert()
+
+
+def _append(target: Any, items: list[Any]) -> None:
+    if isinstance(target, list):
+        target.extend(items)
+
+
+def _set(target: Any, items: list[Any]) -> None:
+    # Text keys alone: nothing sought here has others, and hashing what a stranger nested can overflow the stack.
+    if isinstance(target, dict):
+        target.update((key, value) for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str)
+
+
+def walk_pickle(data: bytes | bytearray) -> Any:
+    """The value that a pickle describes, with every class and function in it inert."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+
+    def since_mark() -> list[Any]:
+        start = marks.pop()
+        items = stack[start:]
+        del stack[start:]
+        return items
+
+    argument: Any
+    for opcode, argument, _ in pickletools.genops(bytes(data)):
+        match opcode.name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case "MARK":
+                marks.append(len(stack))
+            case "POP":
+                stack.pop()
+            case "POP_MARK":
+                since_mark()
+            case "DUP":
+                stack.append(stack[-1])
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                memo[int(argument)] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[int(argument)])
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "EMPTY_LIST" | "EMPTY_SET":
+                stack.append([])
+            case "LIST" | "FROZENSET":
+                stack.append(since_mark())
+            case "APPEND":
+                item = stack.pop()
+                _append(stack[-1], [item])
+            case "APPENDS" | "ADDITEMS":
+                items = since_mark()
+                _append(stack[-1], items)
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE":
+                stack.append(tuple(since_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                marks.append(len(stack) - int(opcode.name[-1]))
+                stack.append(tuple(since_mark()))
+            case "EMPTY_DICT":
+                stack.append({})
+            case "DICT":
+                items = since_mark()
+                stack.append({})
+                _set(stack[-1], items)
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                _set(stack[-1], [key, value])
+            case "SETITEMS":
+                items = since_mark()
+                _set(stack[-1], items)
+            case "GLOBAL":
+                stack.append(Inert(argument.replace(" ", ".")))
+            case "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                stack.append(Inert(f"{module}.{name}" if type(module) is type(name) is str else ""))
+            case "REDUCE":
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(_call(function, arguments if isinstance(arguments, tuple) else ()))
+            case "BINPERSID":
+                stack.append(_storage(stack.pop()))
+            case "BUILD":
+                stack.pop()  # the state is dropped; what it was for stays as it was
+            case "NEWOBJ":
+                del stack[-2:]
+                stack.append(Inert())
+            case "NEWOBJ_EX":
+                del stack[-3:]
+                stack.append(Inert())
+            case "OBJ" | "INST":
+                since_mark()
+                stack.append(Inert())
+            case "EXT1" | "EXT2" | "EXT4" | "PERSID":
+                stack.append(Inert())
+            case "NEXT_BUFFER" | "READONLY_BUFFER":
+                raise ValueError("its pickle keeps buffers outside the file")
+            case _:  # every opcode that is left carries its value: a number, text or bytes
+                stack.append(argument)
+    return stack.pop()
+
+
+class TorchFile:
+    """An open torch zip file: `tree` is what was saved, with `Stored` for each tensor; `read` fetches some of them."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise self._broken(error) from error
+        try:
+            self._size = os.path.getsize(path)
+            self._entries = {entry.filename: entry for entry in self._zip.infolist()}
+            roots = [name.removesuffix("data.pkl") for name in self._entries if name.endswith("/data.pkl")]
+            if len(roots) != 1:
+                raise ValueError(f"it has {len(roots)} entries named data.pkl, not one")
+            self._root = roots[0]
+            if self._root + "byteorder" in self._entries and self._bytes("byteorder", 16) != b"little":
+                raise ValueError("it was written on a big-endian machine")
+            self.tree = walk_pickle(self._bytes("data.pkl", PICKLE_LIMIT))
+        except Exception as error:  # whatever goes wrong while a stranger's file is taken apart is the file's doing
+            self._zip.close()
+            raise self._broken(error) from error
+
+    def __enter__(self) -> TorchFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._zip.close()
+
+    def read(self, wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
+        """The wanted tensors, each in memory of its own, and together no larger than the file."""
+        if sum(stored.bytes for stored in wanted.values()) > self._size:
+            raise self._broken("its tensors claim more bytes than it has")
+        try:
+            return {name: self._tensor(stored) for name, stored in wanted.items()}
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def _tensor(self, stored: Stored) -> Tensor:
+        if stored.elements == 0:
+            return torch.empty(stored.shape, dtype=stored.storage.dtype)
+        data = self._bytes(f"data/{stored.storage.key}", self._size)
+        held = len(data) // stored.storage.dtype.itemsize
+        last = stored.offset + sum((n - 1) * step for n, step in zip(stored.shape, stored.stride, strict=True))
+        if last >= held or stored.elements > held:
+            raise ValueError("a tensor reaches beyond its bytes")
+        flat = torch.frombuffer(data, dtype=stored.storage.dtype, count=held)
+        view = flat.as_strided(stored.shape, stored.stride, stored.offset)
+        return view if view.is_contiguous() and stored.elements == held else view.contiguous().clone()
+
+    def _bytes(self, name: str, limit: int) -> bytearray:
+        entry = self._entries.get(self._root + name)
+        if entry is None:
+            raise ValueError(f"its entry {name} is missing")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"its entry {name} is compressed, which torch never does")
+        if entry.file_size > min(limit, self._size):
+            raise ValueError(f"its entry {name} claims {entry.file_size} bytes")
+        return bytearray(self._zip.read(entry))
+
+    def _broken(self, why: object) -> LimpetError:
+        return LimpetError(f"{self.path} is not a checkpoint that can be read ({why}): fetch or copy it again")
