@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": "limpet.commands.compare",
     "doctor": "limpet.commands.doctor",
     "info": "limpet.commands.info",
+    "score": "limpet.commands.score",
 }
 
 

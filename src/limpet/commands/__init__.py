@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -13,7 +14,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False)  # progress and remarks
 
-DEFAULT_MODEL = "exact:words"
+DEFAULT_MODEL = "mini"
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def precision_on(device: str | None, precision: Precision) -> Literal["float32", "bfloat16"]:
+    """What "auto" means: bfloat16 where the device computes in it, float32 elsewhere."""
+    if precision != "auto":
+        return precision
+    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
+    return "bfloat16" if native else "float32"
+
+
+def native_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices itself."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def print_json(value: Any) -> None:

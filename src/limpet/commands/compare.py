@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.table import Table
+from rich.text import Text
 
-from limpet.commands import DEFAULT_MODEL, err, out, print_json, progress_bar
+from limpet.commands import DEFAULT_MODEL, Precision, err, out, precision_on, print_json, progress_bar
 from limpet.compare import SHARDS, Comparison, baselines, compare
 from limpet.denoisers.catalog import load
 from limpet.denoisers.exact import Source
@@ -20,16 +21,16 @@ from limpet.stats import Estimate, mean_se
 
 def run(
     model: str = DEFAULT_MODEL,
-    n: int = 32,
+    n: int = 4,
     shards: tuple[int, ...] = SHARDS,
     length: int | None = None,
     judge: str = "mini-judge",
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Precision = "auto",
     texts: int = 1,
     json: bool = False,
-    policy: Annotated[Policy, tyro.conf.arg(name="")] = Policy(nfe=8),
+    policy: Annotated[Policy, tyro.conf.arg(name="")] = Policy(nfe=16),
 ) -> None:
     """Compare the native sampler, top-p .95 and .9, and CRS at equal network calls and on the same randomness.
 
@@ -45,12 +46,12 @@ def run(
         judge: what scores the texts; an exact source scores its own
         batch_size: samples computed at once
         device: cpu, cuda, ...; a GPU where there is one
-        precision: what the network runs in
+        precision: what the network runs in; auto is bfloat16 where the device has it
         texts: how many samples to show under each arm, side by side
         json: print one JSON document
         policy: the CRS arm; the baselines share its calls, grid and endpoint
     """
-    denoiser = load(model, device=device, precision=precision)
+    denoiser = load(model, device=device, precision=precision_on(device, precision))
     scorer = None if isinstance(denoiser, Source) else load_judge(judge, device=device)
     arms = baselines(policy)
     with progress_bar() as bar:
@@ -74,10 +75,11 @@ def run(
     for name, convention in result.conventions.items():
         err.print(f"{name}: {convention}", style="dim", markup=False)
     for i in range(min(texts, n) if denoiser.tokenizer else 0):
-        out.print(f"\nSample {i} of seed {shards[0]}, the same randomness under each arm")
+        view = Table(title=f"sample {i} of seed {shards[0]}: the same randomness under each arm", show_lines=True)
         for arm in result.arms:
-            out.print(f"\n{arm.name}", style="bold")
-            out.print(arm.samples[0].texts[i], markup=False)
+            view.add_column(arm.name, ratio=1)
+        view.add_row(*(Text(arm.samples[0].texts[i].strip()) for arm in result.arms))
+        out.print(view)
 
 
 def table(result: Comparison) -> Table:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from limpet import process, support
-from limpet.commands import out, print_json
+from limpet.commands import native_bfloat16, out, print_json
 from limpet.denoisers.sources import source
 from limpet.policy import Policy
 from limpet.samples import sample
@@ -63,9 +63,8 @@ def device_facts(device: str) -> dict[str, Any]:
     if device == "cuda":
         bfloat16 = "native" if torch.cuda.is_bf16_supported() else "none"
         return {"device": device, "name": torch.cuda.get_device_name(), "bfloat16": bfloat16}
-    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return {"device": device, "name": name, "bfloat16": "native" if native else "emulated"}
+    return {"device": device, "name": name, "bfloat16": "native" if native_bfloat16() else "emulated"}
 
 
 def generator_check(device: str) -> dict[str, Any]:

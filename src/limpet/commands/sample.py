@@ -5,11 +5,11 @@ from __future__ import annotations
 import json as jsonlib
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from limpet.commands import DEFAULT_MODEL, err, out, progress_bar
+from limpet.commands import DEFAULT_MODEL, Precision, err, out, precision_on, progress_bar
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError
 from limpet.policy import Policy
@@ -25,7 +25,7 @@ def run(
     seed: int = 8200,
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Precision = "auto",
     out_file: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
     json: bool = False,
     policy: Annotated[Policy, tyro.conf.arg(name="")] = Policy(),
@@ -44,12 +44,12 @@ def run(
         seed: the same seed gives the same samples, whatever the batch size
         batch_size: samples computed at once
         device: cpu, cuda, ...; a GPU where there is one
-        precision: what the network runs in
+        precision: what the network runs in; auto is bfloat16 where the device has it
         out_file: also write the samples here as JSON lines
         json: print JSON lines, one a sample, instead of texts
         policy: the sampler
     """
-    denoiser = load(model, device=device, precision=precision)
+    denoiser = load(model, device=device, precision=precision_on(device, precision))
     if out_file is not None and not out_file.absolute().parent.is_dir():
         raise LimpetError(f"{out_file} cannot be written: the folder {out_file.absolute().parent} does not exist")
     tokens = (length or denoiser.length) * n

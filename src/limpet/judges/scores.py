@@ -1,0 +1,241 @@
+"""How a generated sample becomes a score: which ids the judge reads, which of them count, and a cache of results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limpet.denoisers import Tokenizer
+from limpet.errors import LimpetError
+from limpet.judges.judge import Judge, Progress
+from limpet.metrics.ngrams import as_ids
+from limpet.stats import by_shard
+
+RELEASED_LENGTH = 1024  # where the released code cuts a text
+
+
+class Reading(NamedTuple):
+    """What a judge reads of one sample: ids, which of them after the first count, and how many were dropped."""
+
+    ids: NDArray[np.int64]
+    counted: NDArray[np.bool_]  # (len(ids) - 1,)
+    dropped: int = 0
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.ids.astype("<i8").tobytes() + b"|" + self.counted.tobytes()).hexdigest()
+
+
+def _reading(ids: Sequence[int] | NDArray[np.int64], first: int = 0, dropped: int = 0) -> Reading:
+    """Every id from place `first` on counts, but for the very first: nothing stands before it."""
+    array = np.asarray(ids, dtype=np.int64)
+    return Reading(array, np.arange(1, len(array)) >= first, dropped)
+
+
+def _tokenizer(judge: Judge) -> Tokenizer:
+    if judge.tokenizer is None:
+        raise LimpetError(f"{judge.name} has no tokenizer, so it can score ids but no text")
+    return judge.tokenizer
+
+
+def boundary(tokenizer: Tokenizer, ids: list[int], prefix: str) -> int:
+    """How many leading ids end within the prefix: the most whose text is a beginning of it.
+
+    The rule at the byte boundary: prefix and continuation are tokenised together, and an id belongs to the
+    continuation if any of its bytes does. One that straddles the boundary counts whole."""
+    if not prefix:
+        return 0
+    prefix = tokenizer.decode(tokenizer.encode(prefix))  # as the tokenizer writes it, should it normalise text
+    # Text grows with ids, but for a character cut between ids, which may read as up to three stand-ins. Past this
+    # many characters no count can fit.
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokenizer.decode(ids[:middle])) > len(prefix) + 8:
+            high = middle
+        else:
+            low = middle + 1
+    return next(k for k in range(low, -1, -1) if prefix.startswith(tokenizer.decode(ids[:k])))
+
+
+def _ids(judge: Judge, sample: Any, prefix: Any) -> Reading:
+    own, before = as_ids(sample), as_ids([] if prefix is None else prefix)
+    pad = judge.vocab_size
+    kept, kept_before = own[own != pad], before[before != pad]
+    dropped = len(own) + len(before) - len(kept) - len(kept_before)
+    return _reading(np.concatenate([kept_before, kept]), len(kept_before), dropped)
+
+
+def _text(judge: Judge, sample: Any, prefix: Any) -> Reading:
+    tokenizer = _tokenizer(judge)
+    ids = tokenizer.encode((prefix or "") + sample)
+    return _reading(ids, boundary(tokenizer, ids, prefix or ""))
+
+
+def _decode(judge: Judge, ids: Any) -> str:
+    """Ids as the released code writes them out: [PAD] is a word like others."""
+    tokenizer = _tokenizer(judge)
+    array = as_ids(ids)
+    runs = np.split(array, np.flatnonzero(array == judge.vocab_size))
+    return "[PAD]".join(tokenizer.decode([int(i) for i in run if i != judge.vocab_size]) for run in runs)
+
+
+def _released(judge: Judge, sample: Any, prefix: Any) -> Reading:
+    if prefix is not None and len(prefix):
+        raise LimpetError("the released code scores no continuation of a prefix: use the convention ids or text")
+    if judge.eos is None:
+        raise LimpetError(f"the released rule needs an end-of-text id, and {judge.name} has none")
+    limit = min(RELEASED_LENGTH, judge.context)
+    text = sample if isinstance(sample, str) else _decode(judge, sample)
+    ids = np.asarray(_tokenizer(judge).encode(text)[:limit], dtype=np.int64)
+    if judge.eos not in ids and len(ids) < limit:
+        ids = np.append(ids, judge.eos)  # padding is this same id, and the first of it counts
+    end = ids == judge.eos
+    return Reading(ids, (~end | (end.cumsum() == 1))[1:])
+
+
+class Convention(NamedTuple):
+    """A way to read samples, and the sentence that says how."""
+
+    rule: str
+    takes: tuple[str, ...]  # what a sample may be: "ids", "text"
+    read: Callable[[Judge, Any, Any], Reading]
+
+
+CONVENTIONS = {
+    "ids": Convention(
+        "the sample's own ids, no BOS added, every id but the first counted; [PAD], the id after the judge's last, "
+        "dropped and counted",
+        ("ids",),
+        _ids,
+    ),
+    "text": Convention(
+        "text tokenised by the judge, no BOS added, every id but the first counted; after a prefix, every id with a "
+        "byte past it",
+        ("text",),
+        _text,
+    ),
+    "released": Convention(
+        f"ids written out, text tokenised by the judge and cut at {RELEASED_LENGTH} ids or its context; every id but "
+        "the first counted, except an end-of-text after the first one; no batch dropped",
+        ("text", "ids"),
+        _released,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a judge says of each sample, and by which convention."""
+
+    judge: str
+    digest: str
+    convention: str
+    nll: NDArray[np.float64]  # (n,) nats, summed over the ids that count
+    tokens: NDArray[np.int64]  # (n,) how many count
+    dropped: NDArray[np.int64]  # (n,) ids that the judge could not read
+    long: int  # samples longer than the judge's context, read in overlapping windows
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Nats per counted id of each sample; NaN where none counts."""
+        return np.where(self.tokens > 0, self.nll / np.maximum(self.tokens, 1), np.nan)
+
+    def by_shard(self, shards: Sequence[Any]) -> NDArray[np.float64]:
+        """Each shard's GenNLL: nats per counted id, pooled over its samples. Its exponential is the shard's GenPPL."""
+        return by_shard(self.mean, shards, self.tokens)
+
+
+class ScoreCache:
+    """Sums of NLL in a folder, one small file for each (reading, judge, convention).
+
+    Files appear whole or not at all; one that does not hold what it should is not believed, and is written anew."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def _path(self, *key: str) -> Path:
+        name = hashlib.sha256("\n".join(key).encode()).hexdigest()
+        return self.folder / name[:2] / f"{name[2:]}.json"
+
+    @staticmethod
+    def _seal(key: tuple[str, ...], nll: float) -> str:
+        return hashlib.sha256("\n".join([*key, nll.hex()]).encode()).hexdigest()[:16]
+
+    def get(self, reading: str, judge: str, convention: str) -> float | None:
+        key = (reading, judge, convention)
+        try:
+            entry = json.loads(self._path(*key).read_bytes())
+            nll = float.fromhex(entry["nll"])
+            return nll if entry["seal"] == self._seal(key, nll) else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def put(self, reading: str, judge: str, convention: str, nll: float) -> None:
+        key = (reading, judge, convention)
+        path = self._path(*key)
+        entry = {"nll": nll.hex(), "seal": self._seal(key, nll), "judge": judge, "convention": convention}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+                json.dump(entry, file)
+            os.replace(file.name, path)
+        except OSError as error:
+            raise LimpetError(f"scores cannot be kept in {self.folder} ({error}): name another folder") from error
+
+
+def gen_nll(
+    judge: Judge,
+    samples: Sequence[Any],
+    convention: str = "ids",
+    prefixes: Sequence[Any] | None = None,
+    cache: ScoreCache | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """Score samples: lists of ids for the convention "ids", texts for "text", either for "released".
+
+    With `prefixes`, of the same kind, a sample is a continuation, and is scored given its prefix."""
+    if convention not in CONVENTIONS:
+        raise LimpetError(f"convention {convention!r} is none of {', '.join(CONVENTIONS)}")
+    if prefixes is not None and len(prefixes) != len(samples):
+        raise LimpetError(f"{len(prefixes)} prefixes for {len(samples)} samples; give each sample one")
+    _, takes, read = CONVENTIONS[convention]
+    pairs = [*zip(samples, [None] * len(samples) if prefixes is None else prefixes, strict=True)]
+    for sample in (part for pair in pairs for part in pair if part is not None):
+        kind = "text" if isinstance(sample, str) else "ids"
+        if kind not in takes:
+            raise LimpetError(f"the convention {convention!r} scores {' or '.join(takes)}, and a sample here is {kind}")
+    readings = [read(judge, *pair) for pair in pairs]
+    known: dict[str, float] = {}
+    missing: dict[str, Reading] = {}
+    for reading in readings:
+        digest = reading.digest
+        found = cache.get(digest, judge.digest, convention) if cache else None
+        if found is None:
+            missing[digest] = reading
+        else:
+            known[digest] = found
+    values = judge.nll([reading.ids for reading in missing.values()], batch_size, progress)
+    for (digest, reading), nll in zip(missing.items(), values, strict=True):
+        known[digest] = float(nll[reading.counted].sum(dtype=np.float64))
+        if cache:
+            cache.put(digest, judge.digest, convention, known[digest])
+    return Scores(
+        judge.name,
+        judge.digest,
+        convention,
+        np.array([known[reading.digest] for reading in readings], dtype=np.float64),
+        np.array([reading.counted.sum() for reading in readings], dtype=np.int64),
+        np.array([reading.dropped for reading in readings], dtype=np.int64),
+        sum(len(reading.ids) > judge.context + 1 for reading in readings),
+    )

@@ -1,0 +1,166 @@
+"""From values of shards to conclusions: means and errors, paired contrasts, matched interpolation, bootstrap.
+
+A shard is one seed's worth of samples. Arms that share their seeds are paired, so an error is taken over the
+shards' own differences, never over two separate errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from limpet.errors import LimpetError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """One value per shard, their mean, and its standard error: std with ddof 1 over the root of the count.
+
+    A shard without a value holds NaN, and so does the mean: a mean over the other shards would be of another
+    comparison. `reasons` then says why, shard by shard."""
+
+    values: Floats
+    reasons: tuple[str | None, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def se(self) -> float:
+        """NaN for a single shard: one value says nothing about its error."""
+        n = len(self.values)
+        return float(self.values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ± {self.se:.2g}"
+
+
+def mean_se(values: ArrayLike) -> Estimate:
+    """The shards' mean and its standard error."""
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if array.ndim != 1 or not array.size:
+        raise LimpetError(f"an estimate takes one value for each of one or more shards, not an array of {array.shape}")
+    return Estimate(array)
+
+
+def _aligned(*arms: ArrayLike) -> list[Floats]:
+    values = [mean_se(arm).values for arm in arms]
+    if len({len(arm) for arm in values}) > 1:
+        counts = " and ".join(str(len(arm)) for arm in values)
+        raise LimpetError(f"paired arms need the same shards, one value each, but have {counts}")
+    return values
+
+
+def paired(a: ArrayLike, b: ArrayLike) -> Estimate:
+    """a - b, shard by shard."""
+    left, right = _aligned(a, b)
+    return Estimate(left - right)
+
+
+def difference_of_differences(a: ArrayLike, b: ArrayLike, c: ArrayLike, d: ArrayLike) -> Estimate:
+    """(a - b) - (c - d), shard by shard: how much less c -> d gains than a -> b."""
+    a, b, c, d = _aligned(a, b, c, d)
+    return Estimate((a - b) - (c - d))
+
+
+def by_shard(values: ArrayLike, shards: Sequence[Any], weights: ArrayLike | None = None) -> Floats:
+    """The (weighted) mean of the samples' values within each shard, shards in sorted order.
+
+    Samples whose value is NaN (a text too short for the metric) are left out; a shard of none but those is NaN."""
+    value = np.asarray(values, dtype=np.float64)
+    weight = np.ones_like(value) if weights is None else np.asarray(weights, dtype=np.float64)
+    if not len(value) == len(weight) == len(shards):
+        raise LimpetError(f"{len(value)} values, {len(weight)} weights and {len(shards)} shards; give each sample one")
+    shard = np.unique(np.asarray(shards), return_inverse=True)[1]
+    weight = np.where(np.isnan(value), 0, weight)
+    total = np.bincount(shard, weights=weight * np.nan_to_num(value))
+    mass = np.bincount(shard, weights=weight)
+    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), np.nan)
+
+
+FOLD = "the curve folds there: more than one of its segments passes this value"
+
+
+def interpolate(curve_x: ArrayLike, curve_y: ArrayLike, x: float) -> tuple[float, str | None]:
+    """The curve's y at x, linear between neighbouring nodes, or NaN and the reason why there is none.
+
+    Nodes stand in the order of the knob that made the curve (top-p, say), not of x. Two segments over the same
+    stretch of x are a fold, and neither is read: so the paper keeps only p <= 0.9 of base Duo's curve, which turns
+    back between p = 1 and p = 0.95. Nothing is extrapolated."""
+    xs, ys = np.asarray(curve_x, dtype=np.float64), np.asarray(curve_y, dtype=np.float64)
+    if xs.shape != ys.shape or xs.ndim != 1 or len(xs) < 2:
+        raise LimpetError(f"a curve needs two or more nodes, an x and a y each, not {xs.shape} and {ys.shape}")
+    if not (np.isfinite(xs).all() and np.isfinite(ys).all() and math.isfinite(x)):
+        return math.nan, "a node or the value to match is not a number"
+    if not xs.min() <= x <= xs.max():
+        return math.nan, f"{x:.6g} is outside the curve, {xs.min():.6g} to {xs.max():.6g}"
+    low, high = np.minimum(xs[:-1], xs[1:]), np.maximum(xs[:-1], xs[1:])
+    shared = np.minimum(high[:, None], high) > np.maximum(low[:, None], low)  # two segments over a stretch of x
+    np.fill_diagonal(shared, False)
+    here = (low <= x) & (x <= high)
+    clear = np.flatnonzero(here & ~shared.any(1))
+    if not len(clear) or (here & (low == high)).any():  # straight up, a segment is a fold by itself
+        return math.nan, FOLD
+    i = clear[0]  # at a node two segments meet and agree
+    return float(ys[i] + (ys[i + 1] - ys[i]) * (x - xs[i]) / (xs[i + 1] - xs[i])), None
+
+
+def matched(curve_x: ArrayLike, curve_y: ArrayLike, x: ArrayLike, y: ArrayLike) -> Estimate:
+    """y minus the baseline curve at the same x, shard by shard: GenNLL against a sweep at matched diversity.
+
+    Curves are (shards, nodes) and points (shards,); one curve and one point are one shard."""
+    xs, ys = (np.atleast_2d(np.asarray(curve, dtype=np.float64)) for curve in (curve_x, curve_y))
+    points, values = _aligned(x, y)
+    if xs.shape != ys.shape or len(xs) != len(points):
+        raise LimpetError(f"matching needs a curve for each shard: {xs.shape} and {ys.shape} for {len(points)} shards")
+    pairs = [interpolate(nodes_x, nodes_y, float(p)) for nodes_x, nodes_y, p in zip(xs, ys, points, strict=True)]
+    baseline = np.array([value for value, _ in pairs])
+    return Estimate(values - baseline, tuple(reason for _, reason in pairs))
+
+
+class Interval(NamedTuple):
+    """Where a statistic falls when the samples are drawn again."""
+
+    low: float
+    high: float
+    level: float
+    resamples: int
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean())
+
+
+def bootstrap(
+    values: ArrayLike,
+    statistic: Callable[[Floats], float] = _mean,
+    shards: Sequence[Any] | None = None,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The percentile interval of a statistic over samples drawn again with replacement, within shards if given.
+
+    `values` has one row per sample; rows stay whole, so columns that belong together (both arms of a pair, a sum and
+    its count) are drawn together."""
+    array = np.asarray(values, dtype=np.float64)
+    if not array.ndim or not len(array):
+        raise LimpetError("a bootstrap needs one sample or more")
+    if not 0 < level < 1:
+        raise LimpetError(f"a bootstrap level lies between 0 and 1, not {level}")
+    labels = np.zeros(len(array)) if shards is None else np.asarray(shards)
+    _, shard, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(shard, kind="stable")  # samples shard by shard, each shard from its start for its size
+    start, size = np.repeat(sizes.cumsum() - sizes, sizes), np.repeat(sizes, sizes)
+    random = np.random.default_rng(seed)
+    picks = (order[start + (random.random(len(array)) * size).astype(np.int64)] for _ in range(resamples))
+    draws = np.array([statistic(array[pick]) for pick in picks])
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high), level, resamples)
