@@ -1,0 +1,78 @@
+"""`limpet train`: run a recipe, from text files to a model's folder."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from limpet.commands import err, out, print_json, progress_bar
+from limpet.errors import LimpetError
+from limpet.training import recipe as recipes
+from limpet.training.data import open_text, prepare
+from limpet.training.train import Progress, train
+
+
+def run(
+    recipe: Annotated[Path, tyro.conf.Positional],
+    files: tuple[Path, ...] = (),
+    out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
+    device: str | None = None,
+    json: bool = False,
+) -> None:
+    """Train a Duo model, its distillation, or a causal judge on any text files.
+
+    The recipe is one TOML file; those of the built-in models are under recipes/minis. The text is tokenised once into
+    the recipe's data folder. A run that was stopped goes on from its last checkpoint; the finished folder can be
+    loaded by name of its path. The log, one JSON object a line, is beside the weights.
+
+    $ limpet train recipes/minis/mini.toml --files stories.txt.xz
+    $ limpet train recipe.toml --out runs/second --device cuda
+
+    Args:
+        recipe: the TOML file
+        files: UTF-8 texts, plain or .xz, documents apart by a blank line; the recipe's own unless told
+        out_folder: where the model goes; the recipe's own folder unless told
+        device: cpu, cuda, ...; a GPU where there is one
+        json: print the last progress as one JSON document
+    """
+    plan = recipes.read(recipe)
+    if files:
+        plan = replace(plan, data=replace(plan.data, files=[str(file) for file in files]))
+    folder = out_folder or Path(plan.folder)
+    if (folder / "model.safetensors").exists():
+        raise LimpetError(f"{folder} holds a finished model: remove it or name another folder with --out")
+    data = plan.data
+    wanted: dict[str, object] = {"vocab_size": data.vocab_size, "validation": data.validation, "test": data.test}
+    text = open_text(Path(data.folder), wanted)
+    if text is None:
+        sources = [Path(file) for file in data.files]
+        for remark in prepare(sources, Path(data.folder), data.vocab_size, data.validation, data.test):
+            err.print(remark, markup=False)
+        text = open_text(Path(data.folder), wanted)
+        assert text is not None  # it was prepared just now
+    folder.mkdir(parents=True, exist_ok=True)
+    last: list[Progress] = []
+    with (folder / "log.jsonl").open("a") as log, progress_bar() as bar:
+        task = bar.add_task(plan.name, total=1.0, detail="")
+
+        def report(now: Progress) -> None:
+            last[:] = [now]
+            log.write(jsonlib.dumps(asdict(now)) + "\n")
+            log.flush()
+            held = "" if now.validation is None else f" · held out {now.validation:.4f}"
+            left = f"{now.seconds_left / 60:.1f} min left"
+            detail = f"step {now.step} · loss {now.loss:.4f}{held} · {now.tokens_per_second:,.0f} tokens/s · {left}"
+            bar.update(task, completed=round(now.fraction, 3), detail=detail)
+            if now.validation is not None:
+                err.print(detail, markup=False)
+
+        train(plan, text, folder, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), report)
+    if json:
+        print_json(asdict(last[0]) if last else {})
+    else:
+        out.print(f"{plan.name} is in {folder}", markup=False)

@@ -1,0 +1,152 @@
+"""Text on its way to a trainer: documents, held-out splits, the tokenizer, and rows packed for a model's length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from limpet.errors import LimpetError
+
+END = "<|endoftext|>"
+SPLITS = ("train", "test", "validation")  # in the order in which the documents stand
+
+
+def read_documents(files: Sequence[Path]) -> list[str]:
+    """The documents of some text files, plain or .xz: whatever stands between blank lines."""
+    documents: list[str] = []
+    for file in files:
+        try:
+            raw = file.read_bytes()
+            text = (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")
+        except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+            raise LimpetError(
+                f"{file} is not a UTF-8 text file that can be read ({error}): name one that is"
+            ) from error
+        documents += [part.strip("\n") for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
+    return documents
+
+
+def split_documents(documents: Sequence[str], validation: float, test: float) -> dict[str, list[str]]:
+    """Whole documents held out from the end: a share `validation` of the characters last, a share `test` before it."""
+    ends = np.cumsum([len(document) for document in documents]) / sum(len(document) for document in documents)
+    counts = [int((ends <= 1 - validation - test).sum()), int((ends <= 1 - validation).sum())]
+    parts = documents[: counts[0]], documents[counts[0] : counts[1]], documents[counts[1] :]
+    splits = {name: list(part) for name, part in zip(SPLITS, parts, strict=True)}
+    if not all(splits.values()):
+        found = ", ".join(f"{len(part)} for {name}" for name, part in splits.items())
+        raise LimpetError(
+            f"{len(documents)} documents leave {found}: give more (blank lines separate them) or larger shares"
+        )
+    return splits
+
+
+def fit_tokenizer(documents: Sequence[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE with one special token, the end of a text, at id 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise LimpetError(
+            f"these texts give a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}: ask for no more"
+        )
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, documents: Sequence[str], at_once: int = 8) -> np.ndarray:
+    """One stream of ids in which every document is followed by the end token."""
+    end = tokenizer.token_to_id(END)
+    pieces: list[np.ndarray] = []
+    for start in range(0, len(documents), at_once):
+        for encoded in tokenizer.encode_batch(list(documents[start : start + at_once]), add_special_tokens=False):
+            pieces.append(np.array([*encoded.ids, end], dtype=np.uint16))
+    return np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A split as ids, with the bytes of text they stand for (the end tokens count for none)."""
+
+    ids: Tensor  # (N,), any integer type
+    bytes: int
+    end: int
+
+    def count(self, length: int, offset: int = 0) -> int:
+        """How many rows of this length the stream fills, from `offset` on."""
+        return (len(self.ids) - offset) // (length - 2)
+
+    def rows(self, which: Tensor, length: int, offset: int = 0) -> Tensor:
+        """Chunks of length - 2, each between two end tokens: (B,) chunk numbers -> (B, length) ids."""
+        inside = offset + which[:, None] * (length - 2) + torch.arange(length - 2, device=which.device)
+        rows = torch.full((len(which), length), self.end, dtype=torch.int64, device=self.ids.device)
+        rows[:, 1:-1] = self.ids[inside]
+        return rows
+
+    def to(self, device: torch.device) -> Stream:
+        return Stream(self.ids.to(device), self.bytes, self.end)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prepared corpus: its tokenizer and its splits, as they lie in a folder."""
+
+    tokenizer: Tokenizer
+    splits: dict[str, Stream]
+
+
+def prepare(files: Sequence[Path], folder: Path, vocab_size: int, validation: float, test: float) -> Iterator[str]:
+    """Tokenise text files into `folder`, yielding a remark on each stage.
+
+    The tokenizer sees the training documents alone."""
+    documents = read_documents(files)
+    if not documents:
+        raise LimpetError(f"no text in {', '.join(map(str, files)) or 'no files'}: name files with text in them")
+    splits = split_documents(documents, validation, test)
+    yield f"{len(documents)} documents; fitting a tokenizer of {vocab_size}"
+    tokenizer = fit_tokenizer(splits["train"], vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    about: dict[str, object] = {"vocab_size": vocab_size, "validation": validation, "test": test, "splits": {}}
+    about["sha256"] = hashlib.sha256("\n\n".join(documents).encode()).hexdigest()
+    described = {}
+    for name, part in splits.items():
+        ids = encode(tokenizer, part)
+        size = sum(len(document.encode()) for document in part)
+        described[name] = {"documents": len(part), "tokens": len(ids), "bytes": size}
+        (folder / f"{name}.xz").write_bytes(lzma.compress(ids.astype("<u2").tobytes(), preset=1))
+        yield f"{name}: {len(part)} documents, {len(ids)} tokens, {size / (len(ids) - len(part)):.2f} bytes a token"
+    about["splits"] = described
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "data.json").write_text(json.dumps(about, indent=2) + "\n")  # last: it says that the rest is there
+
+
+def open_text(folder: Path, wanted: dict[str, object], splits: Sequence[str] = SPLITS) -> Text | None:
+    """What `prepare` left in a folder, or None; an error if it was prepared otherwise than wanted."""
+    if not (folder / "data.json").exists():
+        return None
+    about = json.loads((folder / "data.json").read_text())
+    for key, value in wanted.items():
+        if about[key] != value:
+            raise LimpetError(f"{folder} was prepared with {key} {about[key]}, not {value}: name another folder")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+    assert end is not None  # the folder's tokenizer was fitted with it
+    streams = {}
+    for name in splits:
+        ids = np.frombuffer(lzma.decompress((folder / f"{name}.xz").read_bytes()), dtype="<u2")
+        streams[name] = Stream(torch.from_numpy(ids.astype(np.int32)), about["splits"][name]["bytes"], end)
+    return Text(tokenizer, streams)

@@ -1,0 +1,361 @@
+"""The training loop: one recipe in, averaged weights out; it can be stopped anywhere and taken up again.
+
+Everything random in a step is a function of the seed and the step's number, so a checkpoint is weights and counters."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from limpet.denoisers import duo, files
+from limpet.denoisers.tensors import write_tensors
+from limpet.denoisers.text import Tokenizer
+from limpet.errors import LimpetError
+from limpet.judges import causal
+from limpet.training import gaussian, losses
+from limpet.training.data import Stream, Text
+from limpet.training.evaluate import RowNats, causal_row_nats, duo_row_nats, held_out, log_law
+from limpet.training.recipe import Recipe
+
+
+class Task(Protocol):
+    """What is trained: a network, what one step shows it, and the number to make small."""
+
+    predicted: int  # tokens of a row that the loss is for
+
+    def network(self) -> nn.Module: ...
+
+    def begin(self, fraction: float, network: nn.Module) -> None:
+        """Called before each step with the share of the run that is done."""
+
+    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The random part of a step, from torch's own generator."""
+
+    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
+        """The mean loss per token; this is what gets compiled."""
+
+    def row_nats(self, network: nn.Module) -> RowNats:
+        """What validation measures."""
+
+
+class DuoTask:
+    """The Duo objective at stratified times."""
+
+    def __init__(self, shape: duo.Shape) -> None:
+        self.shape = shape
+        self.predicted = shape.length
+
+    def network(self) -> nn.Module:
+        return duo.Network(self.shape)
+
+    def begin(self, fraction: float, network: nn.Module) -> None: ...
+
+    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows, *losses.noisy_batch(rows, self.shape.vocab_size, None)
+
+    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
+        rows, z, signal = drawn
+        return losses.duo_nll(log_law(network, z, signal), z, rows, signal).mean()
+
+    def row_nats(self, network: nn.Module) -> RowNats:
+        return duo_row_nats(network, self.shape.vocab_size)
+
+
+class DistilTask(DuoTask):
+    """Discrete consistency distillation: rounds of growing delta, each taught by the student that began it."""
+
+    def __init__(self, start: duo.Network, deltas: list[float], path: gaussian.Path) -> None:
+        super().__init__(start.shape)
+        self.deltas = deltas
+        self.path = path
+        self.teacher = start.requires_grad_(False).eval()
+        self.round = -1
+
+    def network(self) -> nn.Module:
+        return copy.deepcopy(self.teacher).requires_grad_(True).train()
+
+    def begin(self, fraction: float, network: nn.Module) -> None:
+        """At the start of a round the teacher becomes the student as it stands."""
+        current = min(int(fraction * len(self.deltas)), len(self.deltas) - 1)
+        if current != self.round:
+            self.round = current
+            self.teacher.load_state_dict(network.state_dict())
+
+    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
+        delta = self.deltas[self.round]
+        late = (losses.stratified_times(len(rows), None, rows.device) + delta).clamp(max=1)
+        early = late - delta
+        noise = gaussian.draw(rows, self.shape.vocab_size)  # one draw for both times
+        z_late = gaussian.state(rows, self.path.gamma(late), noise)
+        z_early = gaussian.state(rows, self.path.gamma(early), noise)
+        return z_late, self.path.signal(late), z_early, self.path.signal(early)
+
+    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
+        z_late, signal_late, z_early, signal_early = drawn
+        with torch.no_grad():
+            teacher = log_law(self.teacher, z_early, signal_early)
+        return losses.backward_kl(log_law(network, z_late, signal_late), teacher).mean()
+
+
+class CausalTask:
+    """Next-token prediction."""
+
+    def __init__(self, shape: causal.Shape, dropout: float) -> None:
+        self.shape = shape
+        self.dropout = dropout
+        self.predicted = shape.length - 1
+
+    def network(self) -> nn.Module:
+        return causal.Network(self.shape, self.dropout)
+
+    def begin(self, fraction: float, network: nn.Module) -> None: ...
+
+    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return (rows,)
+
+    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
+        (rows,) = drawn
+        return losses.causal_nll(network(rows), rows).mean()
+
+    def row_nats(self, network: nn.Module) -> RowNats:
+        return causal_row_nats(network)
+
+
+def task_of(recipe: Recipe, device: torch.device) -> Task:
+    """The task that a recipe names."""
+    data, sizes, distil = recipe.data, recipe.sizes, recipe.distil
+    if distil is not None:
+        teacher = files.load(distil.teacher, device=device)
+        if (teacher.vocab_size, teacher.length) != (data.vocab_size, data.length):
+            raise LimpetError(
+                f"the teacher {distil.teacher} has {teacher.vocab_size} tokens and length {teacher.length}, the data "
+                f"{data.vocab_size} and {data.length}: distil on the teacher's own"
+            )
+        path = gaussian.path(teacher.vocab_size, distil.clean, distil.noisy)
+        return DistilTask(teacher.network, distil.deltas, path.to(device))
+    assert sizes is not None  # a recipe has one of the two
+    common = (data.vocab_size, data.length, sizes.width, sizes.blocks, sizes.heads)
+    if recipe.kind == "causal":
+        return CausalTask(causal.Shape(*common, sizes.hidden), sizes.dropout)
+    return DuoTask(duo.Shape(*common, sizes.cond, sizes.hidden))
+
+
+def seed_of(seed: int, step: int) -> int:
+    """One seed per step, far apart for neighbouring steps."""
+    return ((seed * 0x9E3779B97F4A7C15) ^ ((step + 1) * 0xD1B54A32D192ED03)) & (2**63 - 1)
+
+
+def batch_rows(stream: Stream, length: int, batch: int, seed: int, step: int) -> Tensor:
+    """The rows of one step: epochs in a fresh order, each cutting the text at its own offset."""
+    available = stream.count(length, length - 3)  # at the largest offset, so at every one
+    if available < batch:
+        raise LimpetError(f"{len(stream.ids)} training tokens do not fill {batch} rows of {length}: lower [run] batch")
+    epoch, place = divmod(step, available // batch)
+    generator = torch.Generator().manual_seed(seed_of(seed, -2 - epoch))
+    offset = int(torch.randint(length - 2, (), generator=generator))
+    order = torch.randperm(available, generator=generator)
+    which = order[place * batch : (place + 1) * batch]
+    return stream.rows(which.to(stream.ids.device), length, offset)
+
+
+def rate_at(recipe: Recipe, step: int, fraction: float) -> float:
+    """A linear rise over the warmup's steps; over the last `decay` of the run, a linear fall to nothing."""
+    run = recipe.run
+    return run.rate * min(1.0, (step + 1) / max(run.warmup, 1)) * min(1.0, max(0.0, 1 - fraction) / run.decay)
+
+
+class Trainer:
+    """The whole state of a run: networks, optimiser, counters; `step` moves it, `save` and `load` keep it."""
+
+    def __init__(self, recipe: Recipe, text: Text, device: torch.device) -> None:
+        self.recipe = recipe
+        self.device = device
+        torch.manual_seed(seed_of(recipe.seed, -1))
+        self.task = task_of(recipe, device)
+        self.network = self.task.network().to(device)
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        run = recipe.run
+        groups = [  # norms and biases are not pulled towards nothing
+            {"params": [p for p in self.network.parameters() if p.dim() > 1], "weight_decay": run.weight_decay},
+            {"params": [p for p in self.network.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        betas = (run.betas[0], run.betas[1])
+        self.optimiser = torch.optim.AdamW(groups, lr=run.rate, betas=betas, fused=device.type == "cuda")
+        self.train_stream = text.splits["train"].to(device)
+        self.validation_stream = text.splits["validation"].to(device)
+        self.loss = torch.compile(self.task.loss) if run.compile else self.task.loss
+        self.steps = 0
+        self.seconds = 0.0
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run is done, by steps or by the clock."""
+        run = self.recipe.run
+        return min(1.0, self.steps / run.steps if run.steps else self.seconds / run.seconds)
+
+    @property
+    def done(self) -> bool:
+        return self.fraction >= 1
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 where the recipe says so; parameters, norms and losses stay float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bfloat16")
+
+    def step(self) -> Tensor:
+        """One step of the optimiser and of the average; the loss stays on the device."""
+        recipe, run = self.recipe, self.recipe.run
+        fraction = self.fraction
+        self.task.begin(fraction, self.network)
+        rows = batch_rows(self.train_stream, recipe.data.length, run.batch, recipe.seed, self.steps)
+        torch.manual_seed(seed_of(recipe.seed, self.steps))  # of the noise and of dropout
+        drawn = self.task.draw(rows)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate_at(recipe, self.steps, fraction)
+        with self.autocast():
+            loss: Tensor = self.loss(self.network, *drawn)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.network.parameters(), run.clip)
+        self.optimiser.step()
+        decay = min(run.average, (1 + self.steps) / (10 + self.steps))  # early on, forget the start fast
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        self.steps += 1
+        return loss.detach()
+
+    def validate(self) -> float:
+        """Held-out nats per token of the averaged weights, on the same rows and noise every time."""
+        length, rows = self.recipe.data.length, self.recipe.run.validate_rows
+        with self.autocast():
+            nats = self.task.row_nats(self.average)
+            return held_out(nats, self.validation_stream, length, self.task.predicted, rows).nats
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every tensor that the next step depends on, by role and name."""
+        roles: dict[str, nn.Module] = {"network": self.network, "average": self.average}
+        if isinstance(self.task, DistilTask):
+            roles["teacher"] = self.task.teacher
+        tensors = {f"{role}.{key}": p for role, module in roles.items() for key, p in module.named_parameters()}
+        for name, p in self.network.named_parameters():
+            moments = self.optimiser.state[p]
+            tensors |= {f"first.{name}": moments["exp_avg"], f"second.{name}": moments["exp_avg_sq"]}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def save(self, file: Path) -> None:
+        """Write beside, then rename: a reader finds the old checkpoint or the new one, whole."""
+        counters = {"steps": self.steps, "seconds": self.seconds, "round": getattr(self.task, "round", -1)}
+        about = {"recipe": json.dumps(asdict(self.recipe)), "counters": json.dumps(counters)}
+        beside = file.with_name(file.name + ".part")
+        save_file({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}, beside, about)
+        os.replace(beside, file)
+
+    def load(self, file: Path) -> None:
+        """Take up a checkpoint of the same recipe."""
+        try:
+            with safe_open(file, "pt") as opened:
+                about = opened.metadata()
+                stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except Exception as error:  # whatever the reader makes of a broken file
+            raise LimpetError(f"{file} is not a whole checkpoint ({error}): remove it to start again") from error
+        if json.loads(about["recipe"]) != asdict(self.recipe):
+            raise LimpetError(f"{file} was made by another recipe: remove it, or name another output folder")
+        counters = json.loads(about["counters"])
+        self.steps, self.seconds = counters["steps"], counters["seconds"]
+        where = self.device if self.device.type == "cuda" else torch.device("cpu")
+        for p in self.network.parameters():
+            moments = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+            self.optimiser.state[p] = {"step": torch.tensor(float(self.steps), device=where), **moments}
+        for name, tensor in self._tensors().items():
+            tensor.copy_(stored[name])
+        if isinstance(self.task, DistilTask):
+            self.task.round = counters["round"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run says of itself as it goes; `validation` where it has just been measured."""
+
+    step: int
+    fraction: float
+    loss: float
+    rate: float
+    tokens_per_second: float
+    seconds: float
+    seconds_left: float
+    validation: float | None = None
+
+
+def train(
+    recipe: Recipe, text: Text, folder: Path, device: torch.device, report: Callable[[Progress], None]
+) -> nn.Module:
+    """Run a recipe to its end in `folder`, from its checkpoint if there is one; the averaged weights.
+
+    The clock starts after the first step, and stands still while validating: compiling and looking are not training."""
+    run = recipe.run
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoint.safetensors"
+    trainer = Trainer(recipe, text, device)
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    ran, before, clock = 0, trainer.seconds, 0.0
+    while not trainer.done:
+        loss = trainer.step()
+        ran += 1
+        if ran == 1:
+            loss.item()  # waits for the device
+            clock = time.monotonic()
+        now = time.monotonic()
+        trainer.seconds, clock = trainer.seconds + now - clock, now
+        validates = trainer.steps % run.validate_every == 0 or trainer.done
+        if validates or trainer.steps % 50 == 0:
+            value = loss.item()
+            if not math.isfinite(value):
+                raise LimpetError(f"the loss is {value} at step {trainer.steps}: lower [run] rate")
+            validation = trainer.validate() if validates else None
+            report(_progress(trainer, value, (ran - 1) / max(trainer.seconds - before, 1e-9), validation))
+            clock = time.monotonic() if validates else clock
+        if trainer.steps % run.save_every == 0 and not trainer.done:
+            trainer.save(checkpoint)
+    save_network(folder, trainer.average, text)
+    checkpoint.unlink(missing_ok=True)
+    return trainer.average
+
+
+def _progress(trainer: Trainer, loss: float, steps_per_second: float, validation: float | None) -> Progress:
+    recipe, fraction = trainer.recipe, trainer.fraction
+    return Progress(
+        step=trainer.steps,
+        fraction=fraction,
+        loss=loss,
+        rate=rate_at(recipe, trainer.steps, fraction),
+        tokens_per_second=recipe.run.batch * recipe.data.length * steps_per_second,
+        seconds=trainer.seconds,
+        seconds_left=(1 - fraction) * trainer.seconds / max(fraction, 1e-9),
+        validation=validation,
+    )
+
+
+def save_network(folder: Path, network: nn.Module, text: Text) -> None:
+    """A model's folder: weights in float32, config.json, tokenizer.json."""
+    tokenizer = Tokenizer(text.tokenizer)
+    if isinstance(network, duo.Network):
+        duo.Duo(network, name=folder.name, tokenizer=tokenizer).save(folder)
+        return
+    assert isinstance(network, causal.Network)
+    config = {"model_type": "causal", **network.shape.to_dict()}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer.save(folder / "tokenizer.json")
+    state = {name: p.detach().cpu() for name, p in network.named_parameters()}
+    write_tensors(folder / "model.safetensors", state)

@@ -1,0 +1,123 @@
+"""Text to rows: documents, splits by whole documents, the tokenizer, packing, and the prepared folder."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limpet.errors import LimpetError
+from limpet.training import data
+
+WORDS = "the sea was calm and the small boat went out past grey rocks where limpets hold".split()
+
+
+def documents(count: int, length: int = 60) -> list[str]:
+    """Texts of a few words each, all different."""
+    return [
+        " ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(length)) + f" {i}.\nIt ended — so."
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt.xz"
+    file.write_bytes(lzma.compress("\n\n".join(documents(40)).encode()))
+    return file
+
+
+def test_documents_are_what_blank_lines_separate(tmp_path: Path, corpus: Path) -> None:
+    plain = tmp_path / "more.txt"
+    plain.write_bytes(b"\n\none\r\ntwo\r\n\r\nthree\n\n\n\nfour")
+    assert data.read_documents([corpus, plain]) == [*documents(40), "one\ntwo", "three", "four"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "texts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(LimpetError, match=r"texts\.txt is not a UTF-8 text file"):
+        data.read_documents([file])
+
+
+@given(st.lists(st.integers(1, 500), min_size=30, max_size=80), st.floats(0.1, 0.3), st.floats(0.1, 0.3))
+def test_splits_are_whole_documents_in_order(lengths: list[int], validation: float, test: float) -> None:
+    texts = [chr(97 + i % 26) * length for i, length in enumerate(lengths)]
+    try:
+        splits = data.split_documents(texts, validation, test)
+    except LimpetError:
+        assert max(lengths) > 0.1 * sum(lengths)  # only a document as large as a split can leave one empty
+        return
+    assert splits["train"] + splits["test"] + splits["validation"] == texts
+    total, most = sum(lengths), max(lengths)
+    assert abs(sum(map(len, splits["validation"])) - validation * total) <= most
+    assert abs(sum(map(len, splits["test"])) - test * total) <= 2 * most
+
+
+def test_too_few_documents_are_refused() -> None:
+    with pytest.raises(LimpetError, match="3 documents leave"):
+        data.split_documents(["a", "b", "c"], 0.03, 0.03)
+
+
+def test_the_tokenizer_is_lossless_and_knows_one_end() -> None:
+    tokenizer = data.fit_tokenizer(documents(20), 300)
+    assert tokenizer.get_vocab_size() == 300
+    assert tokenizer.token_to_id(data.END) == 0
+    for text in (*documents(3), "Ünïcödé\n\t never seen ☃"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    with pytest.raises(LimpetError, match="not 60000"):
+        data.fit_tokenizer(documents(20), 60000)
+
+
+def test_every_document_ends(corpus: Path) -> None:
+    texts = documents(20)
+    tokenizer = data.fit_tokenizer(texts, 300)
+    ids = data.encode(tokenizer, texts, at_once=3)
+    pieces = [[]]
+    for token in ids.tolist():
+        if token == 0:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    assert [tokenizer.decode(piece) for piece in pieces] == [*texts, ""]
+
+
+@given(st.integers(3, 12), st.integers(30, 90), st.integers(0, 9))
+def test_rows_are_chunks_between_ends(length: int, size: int, offset: int) -> None:
+    stream = data.Stream(torch.arange(1, size + 1), bytes=0, end=0)
+    count = stream.count(length, offset)
+    rows = stream.rows(torch.arange(count), length, offset)
+    assert rows.shape == (count, length)
+    assert (rows[:, 0] == 0).all()
+    assert (rows[:, -1] == 0).all()
+    assert rows[:, 1:-1].flatten().tolist() == list(range(offset + 1, offset + 1 + count * (length - 2)))
+    assert size - offset - count * (length - 2) < length - 2
+
+
+def test_a_prepared_folder_opens_as_it_was_made(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "data"
+    wanted: dict[str, object] = {"vocab_size": 300, "validation": 0.1, "test": 0.1}
+    assert data.open_text(folder, wanted) is None
+    remarks = list(data.prepare([corpus], folder, 300, 0.1, 0.1))
+    assert "40 documents" in remarks[0]
+    text = data.open_text(folder, wanted)
+    assert text is not None
+    splits = data.split_documents(documents(40), 0.1, 0.1)
+    for name, part in splits.items():
+        assert text.splits[name].ids.tolist() == data.encode(text.tokenizer, part).tolist()
+        assert text.splits[name].bytes == sum(len(document.encode()) for document in part)
+    with pytest.raises(LimpetError, match="vocab_size 300, not 301"):
+        data.open_text(folder, {**wanted, "vocab_size": 301})
+
+
+def test_empty_texts_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.txt"
+    file.write_text("\n\n")
+    with pytest.raises(LimpetError, match="no text in"):
+        list(data.prepare([file], tmp_path / "data", 300, 0.1, 0.1))
