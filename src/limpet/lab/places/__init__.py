@@ -1,0 +1,21 @@
+"""Where groups of units are worked: in this process, in processes of this machine, on a Ray cluster.
+
+A place takes a job and groups and yields events as units are made. Units are idempotent, so a place may hand a group
+out again whenever a worker dies; a group is given up after ATTEMPTS workers died over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from limpet.lab.units import Unit
+from limpet.lab.worker import Event, Job
+
+ATTEMPTS = 3
+
+Group = Sequence[Unit]
+Place = Callable[[Job, Sequence[Group]], Iterator[Event]]
+
+
+def lost(group: Group, why: str) -> Iterator[Event]:
+    """Events for a group that no worker survives."""
+    return (Event(unit.key, unit.cell.name, unit.seed, unit.cost, 0.0, why) for unit in group)

@@ -1,0 +1,200 @@
+"""A report: one self-contained page, and beside it every table, figure and number as a file of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from limpet.errors import LimpetError
+from limpet.lab import figures, render, units
+from limpet.lab.claims import LEVEL
+from limpet.lab.page import Contrast, Figure, Page, signed
+from limpet.lab.results import Results
+from limpet.stats import Estimate
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#111;background:#fff}
+table{border-collapse:collapse;margin:1rem 0 2rem;font-variant-numeric:tabular-nums}
+caption,figcaption{text-align:left;padding:.3rem 0;color:#444;max-width:60rem}
+th,td{padding:.2rem .7rem;text-align:right;font-weight:normal}thead th{border-bottom:1px solid}
+th[scope=row],thead th:first-child{text-align:left}tbody+tbody{border-top:1px solid #aaa}
+tbody:last-child{border-bottom:1px solid}
+.paper{color:#666;font-size:85%}figure{margin:1rem 0}figure svg{max-width:100%;height:auto}
+.verdict{font-weight:bold}.claim{border-left:4px solid #888;padding-left:.8rem;margin:1rem 0}
+.supported{border-color:#009E73}.not-supported{border-color:#D55E00;border-left-style:double}
+.inconclusive{border-left-style:dashed}ul{padding-left:1.2rem}code{font-size:90%}
+"""
+
+
+def write(results: Results, folder: Path) -> Path:
+    """Write a study's report into a folder of its own; returns the page."""
+    page = results.study.show(results)
+    drawn = {figure.name: figures.draw(figure) for figure in page.figures}
+    files: dict[str, bytes] = {"index.html": _html(results, page, drawn).encode()}
+    for table in page.tables:
+        files |= {f"tables/{table.name}.{kind}": make(table).encode() for kind, make in render.FORMATS.items()}
+    for name, kinds in drawn.items():
+        files |= {f"figures/{name}.{kind}": data for kind, data in kinds.items()}
+    files["report.md"] = _markdown(results, page).encode()
+    files["report.json"] = json.dumps(to_dict(results, page), indent=1, ensure_ascii=False).encode() + b"\n"
+    try:
+        for path, data in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+    except OSError as error:
+        raise LimpetError(
+            f"the report cannot be written to {folder} ({error.strerror}): name another folder"
+        ) from error
+    return folder / "index.html"
+
+
+def to_dict(results: Results, page: Page) -> dict[str, Any]:
+    """Every number of a report."""
+    measures = ["ppl", "nll", *results.study.metrics, "selected", "visible", "nfe"]
+    measures += [f"nll:{judge}" for judge in results.judges[1:]]
+    return {
+        "study": results.study.name,
+        "title": results.study.title,
+        "preset": results.study.preset,
+        "provenance": provenance(results),
+        "claims": [
+            {
+                "where": claim.where,
+                "text": claim.text,
+                "verdict": claim.verdict,
+                "findings": [
+                    {"name": f.name, **_estimate(f.estimate), "wanted": f.wanted, "outcome": f.outcome}
+                    for f in claim.findings
+                ],
+            }
+            for claim in page.claims
+        ],
+        "contrasts": [{"name": c.name, **_estimate(c.estimate), "paper": c.paper} for c in page.contrasts],
+        "cells": {
+            cell.name: {measure: _estimate(results(cell.name, measure)) for measure in measures}
+            for cell in results.study.cells
+        },
+    }
+
+
+def provenance(results: Results) -> dict[str, Any]:
+    """What made these numbers: every distinct machine, and what decided the results."""
+    rows = [rows for cell in results.units.values() for rows in cell]
+    made = sorted({json.dumps(row["provenance"], sort_keys=True) for row in rows})
+    plan = results.plan
+    return {
+        "models": plan["models"],
+        "judges": plan["judges"],
+        "conventions": plan["conventions"],
+        "shards": plan["shards"],
+        "samples in a shard": sorted({cell["n"] for cell in plan["cells"]}),
+        "units": len(rows),
+        "law": plan["law"],
+        "made on": [json.loads(entry) for entry in made],
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    def plain(value: float) -> float | None:
+        return None if value != value else value
+
+    values = [plain(value) for value in estimate.values.tolist()]
+    return {"mean": plain(estimate.mean), "se": plain(estimate.se), "shards": values}
+
+
+def _html(results: Results, page: Page, drawn: dict[str, dict[str, bytes]]) -> str:
+    study = results.study
+
+    def parts() -> Iterator[str]:
+        yield f"<h1>{escape(study.title)}</h1><p>{escape(_summary(results))}</p>"
+        if page.claims:
+            yield f"<h2>Claims of the paper</h2><p>{escape(_rule())}</p>"
+        for claim in page.claims:
+            findings = "".join(f"<li>{escape(finding.text)}</li>" for finding in claim.findings)
+            yield (
+                f'<div class="claim {claim.verdict.replace(" ", "-")}"><p>{escape(claim.text)} '
+                f"({escape(claim.where)}). <span class=verdict>{claim.verdict.capitalize()}.</span></p>"
+                f"<ul>{findings}</ul></div>"
+            )
+        if page.tables:
+            yield "<h2>Tables</h2><p>In brackets: the paper's values, of its own models at its own sizes.</p>"
+        yield from (render.html(table) for table in page.tables)
+        yield "<h2>Figures</h2>" if page.figures else ""
+        yield from (_drawn(figure, drawn[figure.name]["svg"]) for figure in page.figures)
+        yield _contrasts_html(page.contrasts) if page.contrasts else ""
+        yield f"<h2>Provenance</h2><pre>{escape(json.dumps(provenance(results), indent=1, ensure_ascii=False))}</pre>"
+
+    return _document(study.title, "".join(parts()))
+
+
+def _document(title: str, body: str) -> str:
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
+    return f"<!doctype html><html lang=en>{head}<style>{STYLE}</style><body>{body}</body></html>\n"
+
+
+def _drawn(figure: Figure, svg: bytes) -> str:
+    image = svg.decode()
+    return f"<figure>{image[image.index('<svg') :]}<figcaption>{escape(figure.caption)}</figcaption></figure>"
+
+
+def _contrasts_html(contrasts: tuple[Contrast, ...]) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{escape(c.name)}</th><td>{signed(c.estimate, 4)}</td>"
+        f"<td class=paper>{escape(c.paper)}</td></tr>"
+        for c in contrasts
+    )
+    head = "<thead><tr><th>Contrast</th><th>here</th><th>paper</th></tr></thead>"
+    return f"<h2>Contrasts, paired by shard</h2><table>{head}<tbody>{rows}</tbody></table>"
+
+
+def _markdown(results: Results, page: Page) -> str:
+    lines = [f"# {results.study.title}", "", _summary(results), ""]
+    if page.claims:
+        lines += ["## Claims of the paper", "", _rule(), ""]
+        lines += [f"- {claim.paragraph}" for claim in page.claims] + [""]
+    lines += [render.markdown(table) for table in page.tables]
+    lines += [f"![{figure.caption}](figures/{figure.name}.svg)\n" for figure in page.figures]
+    if page.contrasts:
+        lines += ["| contrast, paired by shard | here | paper |", "| --- | ---: | ---: |"]
+        lines += [f"| {c.name} | {signed(c.estimate, 4)} | {c.paper} |" for c in page.contrasts] + [""]
+    return "\n".join(lines)
+
+
+def _summary(results: Results) -> str:
+    plan, study = results.plan, results.study
+    models = ", ".join(f"{name} ({digest[:12]})" for name, digest in plan["models"].items())
+    counts = sorted({cell["n"] for cell in plan["cells"]})
+    return (
+        f"Study {study.name}{f', preset {study.preset}' if study.preset else ''}: {len(plan['cells'])} cells on "
+        f"{models}; {len(plan['shards'])} shards of {' or '.join(map(str, counts))} samples; judged by "
+        f"{', '.join(results.judges)}. Mean ± standard error over shards."
+    )
+
+
+def _rule() -> str:
+    return (
+        f"A finding holds when its whole {LEVEL:.0%} interval (Student's t over shards) is on the wanted side, and "
+        "fails when it is all on the other; a claim is supported when all its findings hold, and not when one fails."
+    )
+
+
+def write_index(found: Sequence[Results], folder: Path) -> Path:
+    """One page over several reports: every claim with its verdict."""
+    rows = []
+    for results in found:
+        link = f"{quote(units.name(results.study))}/index.html"
+        for claim in results.study.show(results).claims:
+            rows.append(
+                f"<tr><th scope=row><a href='{link}'>{escape(results.study.name)}</a></th>"
+                f"<th scope=row>{escape(claim.text)} ({escape(claim.where)})</th><td>{claim.verdict}</td></tr>"
+            )
+    head = "<thead><tr><th>Study</th><th>Claim of the paper</th><th>Here</th></tr></thead>"
+    body = f"<h1>Claims of the paper</h1><p>{escape(_rule())}</p><table>{head}<tbody>{''.join(rows)}</tbody></table>"
+    page = folder / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(_document("Claims of the paper", body), encoding="utf-8")
+    return page

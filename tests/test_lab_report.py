@@ -1,0 +1,172 @@
+"""Reports: verdicts come from intervals, tables and figures hold the numbers, equal results give equal bytes."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from limpet.lab import Bench, Store, claims, collect, figures, render, report, run
+from limpet.lab.page import Entry, Figure, Panel, Series, Table, number, signed
+from limpet.lab.places.local import local
+from limpet.stats import Estimate
+from limpet.studies import preset, study
+
+
+def estimate(mean, se, n=4):
+    """n values with this mean and standard error."""
+    spread = np.linspace(-1, 1, n)
+    return Estimate(mean + spread * se * math.sqrt(n) / spread.std(ddof=1))
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
+def test_students_quantile(df, level):
+    assert claims.student(df, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, df), rel=1e-4)
+
+
+def test_an_interval_is_students():
+    low, high = claims.interval(estimate(2.0, 0.5))
+    assert (low, high) == pytest.approx(scipy.stats.t.interval(0.95, 3, 2.0, 0.5), rel=1e-4)
+    assert claims.interval(Estimate(np.array([1.0]))) == (-math.inf, math.inf)
+    assert claims.interval(Estimate(np.array([1.0, math.nan]))) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("finding", "outcome"),
+    [
+        (claims.below("x", estimate(-1, 0.1)), "holds"),
+        (claims.below("x", estimate(-1, 0.4)), "open"),
+        (claims.below("x", estimate(1, 0.1)), "fails"),
+        (claims.above("x", estimate(1, 0.1)), "holds"),
+        (claims.above("x", estimate(-1, 0.1)), "fails"),
+        (claims.within("x", estimate(0.01, 0.001), 0.05), "holds"),
+        (claims.within("x", estimate(0.04, 0.01), 0.05), "open"),
+        (claims.within("x", estimate(-0.2, 0.01), 0.05), "fails"),
+        (claims.below("x", Estimate(np.array([math.nan, -1.0]), ("outside the curve", None))), "open"),
+    ],
+)
+def test_a_finding_rests_on_its_whole_interval(finding, outcome):
+    assert finding.outcome == outcome
+    assert outcome in finding.text
+
+
+def test_a_verdict_needs_all_findings():
+    yes, no, perhaps = (claims.below("x", e) for e in (estimate(-1, 0.1), estimate(1, 0.1), estimate(-1, 1)))
+    verdicts = {
+        (yes, yes): "supported",
+        (yes, perhaps): "inconclusive",
+        (yes, perhaps, no): "not supported",
+        (): "inconclusive",
+    }
+    for findings, verdict in verdicts.items():
+        assert claims.claim("section 1", "Something", findings).verdict == verdict
+
+
+def test_numbers():
+    assert number(estimate(41.789, 0.84), 2) == "41.79 ± 0.84"
+    assert number(Estimate(np.array([1.0])), 1) == "1.0"
+    assert signed(estimate(0.5, 0.1), 1) == "+0.5 ± 0.1"
+    assert signed(estimate(-0.5, 0.1), 1) == "-0.5 ± 0.1"
+    assert signed(Estimate(np.array([math.nan, 1.0])), 1) == "n/a"
+
+
+TABLE = Table(
+    "t", "A < B & 5%", ("Arm", "GenPPL"),
+    (((Entry("a_1"), Entry("1.0 ± 0.1", "2.0")),), ((Entry("∞"), Entry("3")),)),
+)  # fmt: skip
+
+
+def test_a_table_in_three_languages():
+    html = render.html(TABLE)
+    assert "A &lt; B &amp; 5%" in html
+    assert html.count("<tbody>") == 2
+    assert "<td>1.0 ± 0.1 <span class=paper>[2.0]</span></td>" in html
+    assert "<th scope=row>a_1</th>" in html
+    assert "| a_1 | 1.0 ± 0.1 [2.0] |" in render.markdown(TABLE)
+    latex = render.latex(TABLE)
+    assert r"a\_1 & 1.0 $\pm$ 0.1 [2.0] \\" in latex
+    assert latex.count(r"\midrule") == 2
+    assert r"A < B \& 5\%" in latex
+
+
+FIGURE = Figure(
+    "f", "caption",
+    (Panel("one", "x", "y", tuple(Series(str(i), (1, 2), (i, i + 1), (0.1, math.nan), ("a", "b")) for i in range(4))),
+     Panel("two", "x", "y", (Series("s", (1, 2), (1, 2), joined=False, open=True),), ((1, "one"),), True, True)),
+)  # fmt: skip
+
+
+def test_a_figure_is_the_same_bytes_and_survives_grey():
+    first = figures.draw(FIGURE)
+    assert first == figures.draw(FIGURE)
+    assert first["png"].startswith(b"\x89PNG")
+    assert b"<svg" in first["svg"]
+    markers, lines = ({style[i] for style in figures.STYLES} for i in (1, 2))
+    assert len(markers) == len(lines) == len(figures.STYLES)
+    greys = sorted(sum(w * int(style[0][i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5)))
+                   for style in figures.STYLES[:4])  # fmt: skip
+    assert greys[0] == 0
+
+
+class Links(HTMLParser):
+    """Whatever a page would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        names = {"src", "href", "xlink:href", "data"}
+        self.found += [v for k, v in attributes if k in names and v and not v.startswith("#")]
+        self.found += [tag] if tag in ("script", "link", "iframe") else []
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store")
+    bench, store = Bench(), Store(path)
+    made = study("frontier", preset("smoke"))
+    run(made, store, local(bench=bench), bench)
+    return collect(made, store)
+
+
+def test_a_report_is_one_page_and_a_folder(finished, tmp_path):
+    page = report.write(finished, tmp_path / "a")
+    links = Links()
+    links.feed(page.read_text())
+    assert links.found == []
+    assert "url(http" not in page.read_text()
+    names = {str(path.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("*.*")}
+    assert {"tables/frontier-base.tex", "tables/frontier-distilled.md", "figures/frontier.svg", "figures/frontier.png",
+            "report.md", "report.json", "index.html"} <= names  # fmt: skip
+    report.write(finished, tmp_path / "b")
+    for path in (tmp_path / "a").rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+
+
+def test_a_report_holds_the_numbers(finished, tmp_path):
+    report.write(finished, tmp_path)
+    document = json.loads((tmp_path / "report.json").read_text())
+    cell = document["cells"]["distilled/D/0.5"]
+    rows = finished.units["distilled/D/0.5"]
+    nll = [np.sum(r["columns"]["nll:0"]) / np.sum(r["columns"]["tokens:0"]) for r in rows]
+    assert cell["nll"]["shards"] == pytest.approx(nll)
+    assert cell["ppl"]["mean"] == pytest.approx(np.exp(nll).mean())
+    assert cell["nll"]["se"] == pytest.approx(np.std(nll, ddof=1) / math.sqrt(2))
+    made = document["provenance"]["made on"][0]
+    assert {"device", "precision", "torch", "limpet"} <= set(made)
+    assert set(document["provenance"]["models"]) == {"exact:words", "exact:chain"}
+    markdown = (tmp_path / "tables/frontier-distilled.md").read_text()
+    assert f"| D=0.5L | {cell['ppl']['mean']:.2f} ± {cell['ppl']['se']:.2f} [28.27 ± 0.53]" in markdown
+    for claim in document["claims"]:
+        assert claim["verdict"] in ("supported", "not supported", "inconclusive")
+        assert claim["verdict"] in (tmp_path / "report.md").read_text()
+
+
+def test_an_index_over_reports(finished, tmp_path):
+    page = report.write_index([finished], tmp_path)
+    assert re.search(r"<a href='frontier-smoke/index.html'>frontier</a>", page.read_text())

@@ -1,0 +1,259 @@
+"""Running: resumed, killed, raced, split and spread, a study leaves the same bytes."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab_cases import BASE, contents, small
+from limpet.errors import LimpetError
+from limpet.lab import Bench, Cell, Store, collect, run, status, units
+from limpet.lab.places.local import local
+from limpet.lab.places.processes import processes
+from limpet.lab.places.ray import on_ray
+from limpet.lab.store import Unwritable
+
+FORK = multiprocessing.get_context("fork")  # a runner that starts at once, so that kills fall into its work
+
+
+def work(path, made=None, **options):
+    bench = Bench()
+    return run(made or small(), Store(path), local(bench=bench), bench, **options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("undisturbed")
+    summary = work(path)
+    assert (summary.found, summary.made, summary.failed) == (0, 12, {})
+    return contents(path)
+
+
+def test_a_finished_study_is_not_made_again(tmp_path, undisturbed):
+    work(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")}
+    summary = work(tmp_path)
+    assert (summary.found, summary.made) == (12, 0)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")} == times
+    assert contents(tmp_path) == undisturbed
+
+
+def test_studies_share_their_units(tmp_path):
+    work(tmp_path)
+    native = small({"elsewhere": (BASE.but(horizon=0), None)}, name="other")
+    assert work(tmp_path, native).found == 2
+
+
+@pytest.mark.parametrize("name", ["rows.json", "tokens.safetensors"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "gone"])
+def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
+    for path, data in undisturbed.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    plan = Store(tmp_path).read_plan("small")
+    key = next(cell["keys"][1] for cell in plan["cells"] if cell["name"] == "CRS")  # which two others replay
+    path = tmp_path / f"units/{key[:2]}/{key}/{name}"
+    raw = bytearray(path.read_bytes())
+    if harm == "gone":
+        path.unlink()
+    else:
+        raw[len(raw) // 2] ^= 4
+        path.write_bytes({"cut": bytes(raw[: len(raw) // 2]), "flip": bytes(raw), "empty": b""}[harm])
+    summary = work(tmp_path)
+    assert (summary.found, summary.made) == (11, 1)
+    assert list(summary.damaged) == ([] if (name, harm) == ("rows.json", "gone") else ["CRS, seed 2"])
+    assert contents(tmp_path) == undisturbed
+
+
+def test_killed_ten_times_at_random_moments_it_ends_the_same(tmp_path, undisturbed):
+    """Each life is a process killed with SIGKILL; the last run repairs what is left."""
+    begun = time.monotonic()
+    work(tmp_path / "timing")
+    whole = time.monotonic() - begun
+    moments, kills, stores = random.Random(7), 0, 1
+    while kills < 10:
+        path = tmp_path / str(stores)
+        child = FORK.Process(target=work, args=(path,))
+        child.start()
+        child.join(moments.uniform(0.01, whole * 0.6))
+        if child.is_alive():
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        else:  # it got to the end: go on in a fresh store
+            stores += 1
+        child.join()
+    for store in range(1, stores + 1):
+        work(tmp_path / str(store))
+        assert contents(tmp_path / str(store)) == undisturbed
+
+
+def test_two_runners_at_once_leave_one_result(tmp_path, undisturbed):
+    runners = [FORK.Process(target=work, args=(tmp_path,)) for _ in range(2)]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+        assert runner.exitcode == 0
+    assert contents(tmp_path) == undisturbed
+
+
+def test_parts_are_disjoint_and_make_the_whole(tmp_path, undisturbed):
+    made = [work(tmp_path, part=(i, 3)).made for i in (3, 1, 2)]
+    assert sum(made) == 12
+    assert contents(tmp_path) == undisturbed
+    with pytest.raises(LimpetError, match="i from 1 to n"):
+        work(tmp_path, part=(4, 3))
+
+
+def test_an_interrupt_leaves_a_store_to_go_on_from(tmp_path, undisturbed):
+    def interrupt(progress):
+        if progress.done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(tmp_path, tell=interrupt)
+    assert status(Store(tmp_path), "small")["done"] == 4
+    with pytest.raises(LimpetError, match="8 units of small are missing"):
+        collect(small(), Store(tmp_path))
+    assert work(tmp_path).made == 8
+    assert contents(tmp_path) == undisturbed
+
+
+def test_progress_is_told(tmp_path):
+    told = []
+    work(tmp_path, tell=told.append)
+    assert [progress.done for progress in told] == list(range(13))
+    assert {progress.total for progress in told} == {12}
+    assert told[-1].left == 0
+    assert all(progress.left > 0 for progress in told[1:-1])
+
+
+def test_what_fails_is_said_and_the_rest_is_made(tmp_path, monkeypatch):
+    from limpet.lab import worker
+
+    honest = worker.measure
+
+    def sick(tokens, *rest):
+        if not torch.equal(tokens, honest_native):
+            raise RuntimeError("no memory left")
+        return honest(tokens, *rest)
+
+    cells = {"native": (BASE.but(horizon=0), None), "CRS": (BASE, None)}
+    work(tmp_path / "well", small(cells, shards=(1,)))
+    plan = Store(tmp_path / "well").read_plan("small")
+    honest_native = Store(tmp_path / "well").read(plan["cells"][0]["keys"][0]).tensors["tokens"].long()
+    monkeypatch.setattr(worker, "measure", sick)
+    summary = work(tmp_path / "sick", small(cells, shards=(1,)))
+    assert summary.made == 1
+    assert summary.failed == {"CRS, seed 1": "RuntimeError: no memory left"}
+    monkeypatch.undo()
+    assert work(tmp_path / "sick", small(cells, shards=(1,))).made == 1
+    assert contents(tmp_path / "sick") == contents(tmp_path / "well")
+
+
+def test_a_key_depends_on_everything_that_decides_a_result(tmp_path):
+    """Any change of the study makes other units; another name for the cell does not."""
+    one = {"a": (BASE, None)}
+    first = small(one, shards=(1,))
+    changes = [
+        small(one, shards=(2,)),
+        small(one, shards=(1,), n=4),
+        small(one, shards=(1,), metrics=("entropy",)),
+        small({"a": (BASE.but(spacing=3), None)}, shards=(1,)),
+        small({"b": (BASE.but(endpoint="ancestral"), None), "a": (BASE.but(budget=0.4), None)}, shards=(1,)),
+    ]
+    keys = [unit.key for made in (first, *changes) for unit in _units(made)]
+    assert len(set(keys)) == len(keys)
+    assert [unit.key for unit in _units(small({"other name": (BASE, None)}, shards=(1,)))] == keys[:1]
+
+
+def _units(made):
+    return units.resolve(made, Bench()).units
+
+
+def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undisturbed):
+    killed = []
+
+    def kill(progress):
+        if progress.done == 3 and not killed:
+            victim = multiprocessing.active_children()[0]
+            os.kill(victim.pid, signal.SIGKILL)
+            killed.append(victim)
+
+    summary = run(small(), Store(tmp_path), processes([None, None]), Bench(), threads=1, tell=kill)
+    assert killed
+    assert summary.failed == {}
+    assert contents(tmp_path) == undisturbed
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_path):
+    import ray
+
+    made = small(shards=tuple(range(1, 9)))
+    work(tmp_path / "here", made)
+    ray.init(num_cpus=2, log_to_driver=False)
+    killed = []
+
+    def kill(progress):
+        if progress.event is not None and not killed:
+            worker = int(next((tmp_path / "ray/log").glob("*.jsonl")).stem.rpartition("-")[2])
+            os.kill(worker, signal.SIGKILL)
+            killed.append(worker)
+
+    try:
+        summary = run(made, Store(tmp_path / "ray"), on_ray(workers=2), Bench(), threads=1, tell=kill)
+    finally:
+        ray.shutdown()
+    assert killed
+    assert summary.failed == {}
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+
+
+def test_a_study_that_cannot_be_is_refused():
+    with pytest.raises(LimpetError, match="there twice"):
+        small(shards=(1, 1))
+    with pytest.raises(LimpetError, match="no cell that selects"):
+        small({"a": (BASE, "b")})
+    with pytest.raises(LimpetError, match="must agree"):
+        small({"b": (BASE, None), "a": (BASE.but(nfe=7), "b")})
+    with pytest.raises(LimpetError, match="no metric"):
+        small(metrics=("beauty",))
+    with pytest.raises(LimpetError, match="at least one"):
+        small(n=0)
+    with pytest.raises(LimpetError, match="which cell it replays"):
+        small({"a": (BASE.but(values="recorded"), None)})
+    unjudged = replace(small(), cells=(Cell("a", "mini", BASE, 1),))
+    with pytest.raises(LimpetError, match="needs a judge"):
+        units.resolve(unjudged, Bench())
+
+
+def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
+    """A disk that fills up in the middle: what was made stays, no further group is begun, and the reason is said."""
+    honest, written = Store.write, []
+
+    def fills_up(store, key, tensors, rows):
+        if len(written) == 5:
+            raise Unwritable("the store cannot be written (No space left on device)")
+        written.append(key)
+        honest(store, key, tensors, rows)
+
+    monkeypatch.setattr(Store, "write", fills_up)
+    with pytest.raises(LimpetError, match="No space left"):
+        work(tmp_path)
+    monkeypatch.undo()
+    assert status(Store(tmp_path), "small")["done"] == 5
+    assert work(tmp_path).found == 5
+
+
+def test_the_log_is_apart(tmp_path):
+    work(tmp_path)
+    assert list(Path(tmp_path / "log").glob("*.jsonl"))
+    assert b"seconds" not in b"".join(contents(tmp_path).values())
