@@ -60,6 +60,18 @@ def test_splits_are_whole_documents_in_order(lengths: list[int], validation: flo
     assert abs(sum(map(len, splits["test"])) - test * total) <= 2 * most
 
 
+def test_held_out_documents_that_training_has_seen_are_left_out() -> None:
+    def lines(name: str, count: int) -> list[str]:
+        return [
+            f"{name} went down to the shore on day {i} of the year and looked for limpets there" for i in range(count)
+        ]
+
+    training = ["\n".join([*lines("Ann", 30), *lines("Bob", 30)]), "short\nlines"]
+    copy, fresh = "\n".join(lines("Bob", 20)), "\n".join([*lines("Cat", 19), "short", "lines"])
+    little = "\n".join([*lines("Cat", 19), *lines("Bob", 1)])
+    assert data.without_copies([copy, fresh, little, "short"], training) == [fresh, little, "short"]
+
+
 def test_too_few_documents_are_refused() -> None:
     with pytest.raises(LimpetError, match="3 documents leave"):
         data.split_documents(["a", "b", "c"], 0.03, 0.03)
@@ -101,15 +113,19 @@ def test_rows_are_chunks_between_ends(length: int, size: int, offset: int) -> No
 
 
 def test_a_prepared_folder_opens_as_it_was_made(tmp_path: Path, corpus: Path) -> None:
+    texts = documents(40)
+    texts[-1] = texts[0]  # a copy of a training document among the held-out ones
+    corpus.write_bytes(lzma.compress("\n\n".join(texts).encode()))
     folder = tmp_path / "data"
     wanted: dict[str, object] = {"vocab_size": 300, "validation": 0.1, "test": 0.1}
     assert data.open_text(folder, wanted) is None
     remarks = list(data.prepare([corpus], folder, 300, 0.1, 0.1))
-    assert "40 documents" in remarks[0]
+    assert "40 documents, 1 held-out ones left out" in remarks[0]
     text = data.open_text(folder, wanted)
     assert text is not None
-    splits = data.split_documents(documents(40), 0.1, 0.1)
-    for name, part in splits.items():
+    splits = data.split_documents(texts, 0.1, 0.1)
+    for name, whole in splits.items():
+        part = [text for text in whole if name == "train" or text != texts[0]]
         assert text.splits[name].ids.tolist() == data.encode(text.tokenizer, part).tolist()
         assert text.splits[name].bytes == sum(len(document.encode()) for document in part)
     with pytest.raises(LimpetError, match="vocab_size 300, not 301"):

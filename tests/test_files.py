@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,6 +226,9 @@ def test_built_in_models_are_found_and_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MINIS", tmp_path)
     for name in ("mini", "mini-distilled"):
         Duo(random_network()).save(tmp_path / name, storage="int8")
+        tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
+            str(tmp_path / name / "tokenizer.json")
+        )
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "config.json").write_text('{"model_type": "causal"}')
     (tmp_path / "torn").mkdir()
@@ -233,11 +237,13 @@ def test_built_in_models_are_found_and_listed(tmp_path, monkeypatch):
     model = load("mini", device="cpu")
     assert (model.name, model.info["source"]) == ("mini", "built in")
     refused("other", r"no model 'other': it is neither built in \(mini, mini-distilled\)")
-    refused("judge", "built-in model 'judge' is damaged: .* has model_type 'causal'")
+    refused("judge", "the built-in judge lacks model.safetensors, tokenizer.json: install limpet again")
+    (tmp_path / "mini-distilled" / "config.json").write_text('{"model_type": "causal"}')
+    refused("mini-distilled", "built-in model 'mini-distilled' is damaged: .* has model_type 'causal'")
     (tmp_path / "mini" / "model.safetensors").write_bytes(b"")
     refused("mini", "built-in model 'mini' is damaged: .* not a whole safetensors file")
     (tmp_path / "mini" / "model.safetensors").unlink()
-    refused("mini", "built-in model 'mini' is damaged: .* cannot be read")
+    refused("mini", "the built-in mini lacks model.safetensors: install limpet again")
 
 
 def test_a_path_that_is_not_there(tmp_path):

@@ -27,8 +27,8 @@ LOGS = Path(__file__).parents[1] / "recipes" / "minis" / "logs"
 
 @pytest.fixture
 def stream() -> Stream:
-    """A few stretches of validation books, as ids."""
-    texts = read_documents([Path(__file__).parent / "held_out.txt"])
+    """A few pages of validation books, as ids."""
+    texts = [page[:5000] for page in read_documents([HERE / "heldout.txt.xz"])[::6]]
     tokenizer = Tokenizer.from_file(str(HERE / "mini" / "tokenizer.json"))
     ids = torch.from_numpy(encode(tokenizer, texts).astype("int64"))
     return Stream(ids, sum(len(text.encode()) for text in texts), 0)
@@ -149,8 +149,10 @@ class Made(card.Lab):
 
 
 def test_every_block_of_every_card_is_made_from_the_measurements(tmp_path: Path) -> None:
-    lab = Made({}, None, None, card.Cache(tmp_path), 64, None, 4)  # type: ignore[arg-type]
-    splits = {name: {"documents": 1, "tokens": 20, "bytes": 70} for name in ("train", "test", "validation")}
+    lab = Made({}, None, None, card.Cache(tmp_path, "a CPU"), 64, None, 4)  # type: ignore[arg-type]
+    splits = {
+        name: {"documents": 1, "tokens": 20, "bytes": 70, "copies": 0} for name in ("train", "test", "validation")
+    }
     (tmp_path / "data.json").write_text(json.dumps({"splits": splits}))
     for name in card.NAMES:
         blocks = dict(card.blocks_of(lab, name, LOGS.parent, tmp_path))
@@ -174,6 +176,6 @@ def test_a_measurement_is_made_once(tmp_path: Path) -> None:
         return {"value": 0.25}
 
     for _ in range(2):
-        cache = card.Cache(tmp_path)
+        cache = card.Cache(tmp_path, "a CPU")
         assert cache.get({"seed": 1}, measure) == {"value": 0.25}
     assert len(made) == 1

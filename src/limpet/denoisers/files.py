@@ -39,7 +39,7 @@ PATIENCE = 8.0  # seconds for the hub to answer before the cache is asked instea
 
 
 @dataclass(frozen=True)
-class Source:
+class Found:
     """Where a name led: a file of weights, its folder, and what to call it."""
 
     name: str
@@ -69,12 +69,12 @@ def load(
     if weights not in ("ema", "raw"):
         raise LimpetError(f'weights is "ema" or "raw", not {weights!r}')
     place = usable_device(device)
-    source = find(name, revision)
+    found = find(name, revision)
     try:
-        return _read(source, weights, precision, place, compile)
+        return _read(found, weights, precision, place, compile)
     except LimpetError as error:
-        if source.origin == "built in":
-            raise LimpetError(f"the built-in model {source.name!r} is damaged: {error}, or install again") from error
+        if found.origin == "built in":
+            raise LimpetError(f"the built-in model {found.name!r} is damaged: {error}, or install again") from error
         raise
 
 
@@ -88,17 +88,17 @@ def usable_device(device: torch.device | str | None) -> torch.device:
     return place
 
 
-def _read(source: Source, weights: str, precision: Any, device: torch.device, compile: bool) -> Duo:
-    config = read_config(source.folder)
-    state, kept = read_weights(source.weights, weights, config)
-    network = assemble(state, config, source.weights)
-    tokenizer, reason = find_tokenizer(source.folder, network.shape.vocab_size)
-    info = {"source": source.origin, "file": str(source.weights), "weights": kept, "tokenizer": reason}
+def _read(found: Found, weights: str, precision: Any, device: torch.device, compile: bool) -> Duo:
+    config = read_config(found.folder)
+    state, kept = read_weights(found.weights, weights, config)
+    network = assemble(state, config, found.weights)
+    tokenizer, reason = find_tokenizer(found.folder, network.shape.vocab_size)
+    info = {"source": found.origin, "file": str(found.weights), "weights": kept, "tokenizer": reason}
     if "model_length" not in config:
         info["assumed"] = f"length {network.shape.length}, the released models', as no config.json says"
     return Duo(
         network.set_precision(PRECISIONS[precision]).to(device),
-        name=source.name,
+        name=found.name,
         tokenizer=tokenizer,
         schedule=SCHEDULES[config.get("schedule", "log-linear")],
         predicts=config.get("predicts", "leave-one-out"),
@@ -123,21 +123,32 @@ def _is_duo(folder: Path) -> bool:
         return False
 
 
-def find(name: str | os.PathLike[str], revision: str | None = None) -> Source:
+def whole_builtin(name: str) -> Path:
+    """The folder of something built in, with all its files there."""
+    folder = MINIS / name
+    missing = [file for file in ("model.safetensors", "config.json", "tokenizer.json") if not (folder / file).is_file()]
+    if missing:
+        raise LimpetError(
+            f"the built-in {name} lacks {', '.join(missing)}: install limpet again, or name another model"
+        )
+    return folder
+
+
+def find(name: str | os.PathLike[str], revision: str | None = None) -> Found:
     text, path = os.fspath(name), Path(name).expanduser()
     builtin = MINIS / text if re.fullmatch(r"[\w-]+", text) else None
     is_hub = builtin is None and not path.exists() and path.suffix not in (".ckpt", ".safetensors", ".pt")
     if is_hub and HUB_NAME.fullmatch(text):
         folder = hub_folder(text, revision, "model.safetensors", "config.json", *TOKENIZER_FILES)
-        return Source(text, folder / "model.safetensors", f"hub, commit {folder.name}")
+        return Found(text, folder / "model.safetensors", f"hub, commit {folder.name}")
     if revision is not None:
         raise LimpetError(f"revision {revision!r} is for names on the hub, and {text!r} is not one: leave it out")
     if builtin is not None and builtin.is_dir():
-        return Source(text, builtin / "model.safetensors", "built in")
+        return Found(text, whole_builtin(text) / "model.safetensors", "built in")
     if path.is_dir():
-        return Source(text, _weights_in(path), "folder")
+        return Found(text, _weights_in(path), "folder")
     if path.is_file():
-        return Source(text, path, "file")
+        return Found(text, path, "file")
     raise LimpetError(
         f"no model {text!r}: it is neither built in ({', '.join(builtin_names()) or 'none is installed'}), "
         "nor a path that exists, nor a hub name like owner/name"

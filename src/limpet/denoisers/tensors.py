@@ -43,6 +43,7 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata={"format": "pt"})
+        partial.chmod(0o644)  # safetensors makes it the owner's alone
         partial.replace(path)
     except (SafetensorError, OSError) as error:
         raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error

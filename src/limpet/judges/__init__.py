@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from limpet.denoisers.duo import PRECISIONS
-from limpet.denoisers.files import MINIS
+from limpet.denoisers.files import MINIS, whole_builtin
 from limpet.errors import LimpetError
 from limpet.judges.judge import Judge
 from limpet.judges.scores import CONVENTIONS, ScoreCache, Scores, gen_nll
@@ -29,11 +29,11 @@ def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, pr
     if precision not in PRECISIONS:
         raise LimpetError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    folder = MINIS / name if name == BUILTIN else Path(name)
+    folder = whole_builtin(name) if name == BUILTIN else Path(name)
     if builtin.is_builtin(folder):
         return builtin.load(name, folder, place, PRECISIONS[precision])
     if name == BUILTIN:
-        raise LimpetError(f"the built-in judge is not in {folder}: install limpet again, or name another judge")
+        raise LimpetError(f"the built-in judge in {folder} is damaged: install limpet again, or name another judge")
     return hub.load(name, place, PRECISIONS[precision])
 
 

@@ -140,14 +140,15 @@ class Lab:
         length = self.models["mini"].length
         count = self.n * len(SHARDS)
         which = (torch.arange(count) * stream.count(length)) // count
-        about = {"cell": "held-out text", "n": count, "judge": self.judge.digest}
+        about = {"cell": "held-out text", "n": count, "judge": self.judge.digest, "text": stream.digest}
         return self.cache.get(about, lambda: dict(self.measures(stream.rows(which, length).tolist())))
 
     def held_out(self, name: str, split: str) -> dict[str, float]:
         """The bound of a model, or the judge's NLL, on a split."""
         network, digest = network_of(self.judge if name == "mini-judge" else self.models[name])
         draws = 1 if name == "mini-judge" else self.draws
-        about = {"held out": split, "model": digest, "name": name, "rows": self.rows, "draws": draws}
+        text = self.text.splits[split].digest
+        about = {"held out": split, "text": text, "model": digest, "name": name, "rows": self.rows, "draws": draws}
         return self.cache.get(about, lambda: likelihood(network, self.text, split, self.rows, draws))
 
 
@@ -284,10 +285,10 @@ def training_block(name: str, recipes: Path) -> str:
 def data_block(text_folder: Path) -> str:
     about = json.loads((text_folder / "data.json").read_text())
     rows = [
-        [name, *(f"{facts[key]:,}" for key in ("documents", "tokens", "bytes"))]
+        [name, *(f"{facts[key]:,}" for key in ("documents", "tokens", "bytes", "copies"))]
         for name, facts in about["splits"].items()
     ]
-    return table(["split", "books", "tokens", "bytes"], rows)
+    return table(["split", "books", "tokens", "bytes", "left out as copies"], rows)
 
 
 def storage_block(recipes: Path, name: str) -> str:

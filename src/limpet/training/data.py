@@ -49,6 +49,19 @@ def split_documents(documents: Sequence[str], validation: float, test: float) ->
     return splits
 
 
+def without_copies(held: Sequence[str], training: Sequence[str], share: float = 0.1, long: int = 60) -> list[str]:
+    """Held-out documents less those that training has seen: a `share` of their long lines stands there word for word.
+
+    Libraries hold some books twice, under other names."""
+    seen = {line for document in training for line in document.split("\n") if len(line) >= long}
+
+    def copied(document: str) -> bool:
+        lines = [line for line in document.split("\n") if len(line) >= long]
+        return sum(len(line) for line in lines if line in seen) > share * sum(len(line) for line in lines)
+
+    return [document for document in held if not copied(document)]
+
+
 def fit_tokenizer(documents: Sequence[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE with one special token, the end of a text, at id 0."""
     tokenizer = Tokenizer(models.BPE())
@@ -97,6 +110,10 @@ class Stream:
         rows[:, 1:-1] = self.ids[inside]
         return rows
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()
+
     def to(self, device: torch.device) -> Stream:
         return Stream(self.ids.to(device), self.bytes, self.end)
 
@@ -117,7 +134,13 @@ def prepare(files: Sequence[Path], folder: Path, vocab_size: int, validation: fl
     if not documents:
         raise LimpetError(f"no text in {', '.join(map(str, files)) or 'no files'}: name files with text in them")
     splits = split_documents(documents, validation, test)
-    yield f"{len(documents)} documents; fitting a tokenizer of {vocab_size}"
+    apart = {name: without_copies(part, splits["train"]) for name, part in splits.items() if name != "train"}
+    copies = {name: len(splits[name]) - len(part) for name, part in apart.items()}
+    if not all(apart.values()):
+        raise LimpetError("every held-out document stands in the training documents too: give texts that differ")
+    splits |= apart
+    yield f"{len(documents)} documents, {sum(copies.values())} held-out ones left out as copies of training's"
+    yield f"fitting a tokenizer of {vocab_size}"
     tokenizer = fit_tokenizer(splits["train"], vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
     about: dict[str, object] = {"vocab_size": vocab_size, "validation": validation, "test": test, "splits": {}}
@@ -126,7 +149,7 @@ def prepare(files: Sequence[Path], folder: Path, vocab_size: int, validation: fl
     for name, part in splits.items():
         ids = encode(tokenizer, part)
         size = sum(len(document.encode()) for document in part)
-        described[name] = {"documents": len(part), "tokens": len(ids), "bytes": size}
+        described[name] = {"documents": len(part), "tokens": len(ids), "bytes": size, "copies": copies.get(name, 0)}
         (folder / f"{name}.xz").write_bytes(lzma.compress(ids.astype("<u2").tobytes(), preset=1))
         yield f"{name}: {len(part)} documents, {len(ids)} tokens, {size / (len(ids) - len(part)):.2f} bytes a token"
     about["splits"] = described
