@@ -13,6 +13,13 @@ COMMANDS = {
     "doctor": "limpet.commands.doctor",
     "info": "limpet.commands.info",
     "score": "limpet.commands.score",
+    "study": "limpet.commands.study",
+    "theory": "limpet.commands.theory",
+    "train": "limpet.commands.train",
+    "watch": "limpet.commands.watch",
+    "view": "limpet.commands.view",
+    "serve": "limpet.commands.serve",
+    "audit": "limpet.commands.audit",
 }
 
 

@@ -1,0 +1,81 @@
+"""The Bayes factor of a visible token: what it says on the mode, and that it says more the less noise there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limpet.denoisers.exact import Mixture
+from limpet.theory.figures import panels
+from limpet.theory.rows import Row, worst
+from limpet.theory.sources import RANDOM, random_laws
+
+NOISES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
+
+
+def bayes_factor(favoured: Tensor, other: Tensor, noise: float | Tensor, vocab_size: int) -> Tensor:
+    """B of eq. 33: how much likelier a token is in one mode than in another, which give it these clean masses."""
+    return ((1 - noise) * favoured + noise / vocab_size) / ((1 - noise) * other + noise / vocab_size)
+
+
+def slope(favoured: Tensor, other: Tensor, noise: Tensor, vocab_size: int) -> Tensor:
+    """dB / d noise in closed form: its sign is that of other - favoured at every noise."""
+    return (other - favoured) / vocab_size / ((1 - noise) * other + noise / vocab_size) ** 2
+
+
+def check_order(name: str, favoured: Tensor, other: Tensor, vocab_size: int, noises: Sequence[float]) -> Row:
+    """ln B at t <= ln B at s, along noises that rise from s to t; a claim where the favoured mode has more mass."""
+    factors = torch.stack([bayes_factor(favoured, other, noise, vocab_size).log() for noise in noises])
+    return worst("ln B at t <= ln B at s", name, factors[1:], "<=", factors[:-1])
+
+
+def check_slope(name: str, favoured: Tensor, other: Tensor, noise: Tensor, vocab_size: int) -> Row:
+    """The closed form against automatic differentiation."""
+    variable = noise.clone().requires_grad_()
+    (by_noise,) = torch.autograd.grad(bayes_factor(favoured, other, variable, vocab_size).sum(), variable)
+    return worst("dB/d noise = closed form", name, by_noise, "=", slope(favoured, other, noise, vocab_size))
+
+
+def check_denoiser(name: str, weights: Tensor, laws: Tensor, noise: float) -> Row:
+    """B against the exact denoiser: the odds that it gives a mode after seeing one noisy token, over the prior odds,
+    for many mixtures of two modes and two positions at once: weights (B, 2), laws (B, 2, 2, V)."""
+    vocab_size = laws.shape[-1]
+    found, wanted = [], []
+    tokens = torch.arange(vocab_size)[:, None].expand(-1, 2)
+    signal = torch.full((vocab_size,), 1 - noise, dtype=torch.float64)
+    for prior, law in zip(weights, laws, strict=True):
+        after = Mixture(prior, law).mode_law(tokens, signal)[:, 0]  # (V, 2): position 0 has seen the token at 1
+        found.append((after[:, 0] / after[:, 1]).log() - (prior[0] / prior[1]).log())
+        wanted.append(bayes_factor(law[0, 1], law[1, 1], noise, vocab_size).log())
+    return worst("ln odds from the denoiser = ln B", name, torch.stack(found), "=", torch.stack(wanted))
+
+
+def rows() -> list[Row]:
+    pairs = random_laws(RANDOM, 2, 5, seed=60)
+    favoured, other = pairs.amax(1), pairs.amin(1)  # (B, V): for each token the mode that has more of it, and the other
+    noise = torch.rand(RANDOM, 1, generator=torch.Generator().manual_seed(61), dtype=torch.float64)
+    name = f"{RANDOM:,} random pairs of modes, V=5"
+    weights, laws = random_laws(RANDOM, 2, seed=62), random_laws(RANDOM, 2, 2, 3, seed=63)
+    return [
+        check_order(name, favoured, other, 5, NOISES),
+        check_order(f"{RANDOM:,} random pairs that agree on the token", favoured, favoured, 5, NOISES),
+        check_slope(name, favoured, other, 0.02 + 0.98 * noise.expand(-1, 5), 5),
+        check_denoiser(f"{RANDOM:,} random mixtures, K=2, L=2, V=3, noise 0.4", weights, laws, 0.4),
+    ]
+
+
+def figure() -> Any:
+    drawing, (axes,) = panels("A visible token says more toward the clean end")
+    noises = torch.linspace(0, 1, 200, dtype=torch.float64)
+    for favoured, other in ((0.9, 0.01), (0.9, 0.3), (0.3, 0.01)):
+        pair = torch.tensor([favoured, other], dtype=torch.float64)
+        factor = bayes_factor(pair[0], pair[1], noises, 64)
+        axes.plot(noises, factor, label=f"masses {favoured:g} and {other:g}")
+    axes.set_yscale("log")
+    axes.set_xlabel("noise")
+    axes.set_ylabel("Bayes factor, V=64")
+    axes.legend()
+    return drawing

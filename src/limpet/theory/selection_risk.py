@@ -1,0 +1,170 @@
+"""Proposition 2: the exact leave-one-out Bayes risk of selecting a token does not rise as noise falls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limpet.denoisers.exact import Source
+from limpet.process import forward_law
+from limpet.streams import Purpose, Stream, uniform_token
+from limpet.theory.figures import panels
+from limpet.theory.laws import length_of, product, sequences, truth
+from limpet.theory.rows import Row, estimate, worst
+from limpet.theory.sources import RANDOM, describe, large, random_laws, tiny
+
+NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0)
+DRAWS = 4000
+
+
+def _corrupt(joint: Tensor, signals: list[float]) -> Tensor:
+    """The uniform channel along each noisy token's axis of (B, V, V, ..., V), from axis 2 on, one signal for each."""
+    for axis, signal in enumerate(signals, 2):
+        joint = signal * joint + (1 - signal) * joint.mean(axis, keepdim=True)
+    return joint
+
+
+def evidence(joint: Tensor, vocab_size: int, position: int, signal: float | Tensor) -> Tensor:
+    """(B, V**L) data laws -> (B, V, V, ..., V): P(the clean token at a position, the noisy tokens elsewhere).
+
+    `signal` is one level for all positions, or (L,) levels, one for each."""
+    length = length_of(joint, vocab_size)
+    signals = torch.as_tensor(signal, dtype=torch.float64).expand(length).tolist()
+    clean = joint.view(len(joint), *[vocab_size] * length).movedim(1 + position, 1)
+    return _corrupt(clean, signals[:position] + signals[position + 1 :])
+
+
+def risk(joint: Tensor, vocab_size: int, position: int, signal: float | Tensor) -> Tensor:
+    """(B,): the Bayes risk of naming the clean token at a position from the noisy tokens elsewhere (eq. 14)."""
+    return 1 - evidence(joint, vocab_size, position, signal).amax(1).flatten(1).sum(-1)
+
+
+def risks_at(joint: Tensor, vocab_size: int, signal: float | Tensor) -> Tensor:
+    """(L, B): the risk at every position."""
+    return torch.stack([risk(joint, vocab_size, i, signal) for i in range(length_of(joint, vocab_size))])
+
+
+def simulated_risk(joint: Tensor, vocab_size: int, position: int, signal_s: float, signal_t: float) -> Tensor:
+    """(B,): the risk of the proof's rule: given the cleaner tokens, corrupt them further from s to t oneself, and
+    answer as the Bayes rule at t does. It is randomised: it answers a with probability `answer[a | x_s]`."""
+    noisy = evidence(joint, vocab_size, position, signal_t)
+    bayes = torch.zeros_like(noisy).scatter(1, noisy.argmax(1, keepdim=True), 1.0)
+    # The channel is symmetric, so averaging the Bayes rule over what x_s is corrupted into is the channel again.
+    answer = _corrupt(bayes, [signal_t / signal_s] * (noisy.dim() - 2))
+    return 1 - (evidence(joint, vocab_size, position, signal_s) * answer).flatten(1).sum(-1)
+
+
+def check(name: str, joint: Tensor, vocab_size: int, signals: Sequence[float | Tensor]) -> Row:
+    """R_s <= R_t for each step along signals that should fall, at every position, for every joint law: the worst."""
+    risks = torch.stack([risks_at(joint, vocab_size, signal) for signal in signals])
+    return worst("risk at s <= risk at t", name, risks[:-1], "<=", risks[1:])
+
+
+def check_simulation(name: str, joint: Tensor, vocab_size: int, signal_s: float, signal_t: float) -> list[Row]:
+    """The simulated rule has exactly the noisier risk, and the Bayes rule does no worse."""
+    simulated = torch.stack(
+        [simulated_risk(joint, vocab_size, i, signal_s, signal_t) for i in range(length_of(joint, vocab_size))]
+    )
+    here, there = risks_at(joint, vocab_size, signal_s), risks_at(joint, vocab_size, signal_t)
+    return [
+        worst("risk of the simulated rule = risk at t", name, simulated, "=", there),
+        worst("risk at s <= risk of the simulated rule", name, here, "<=", simulated),
+    ]
+
+
+def risk_from_denoiser(source: Source, signal: float) -> Tensor:
+    """(L,): the risk once more, from the denoiser's own law at every state: the mean of 1 - max law."""
+    states = sequences(source.vocab_size, source.length)
+    data = truth(source)
+    clean = states[data > 0]
+    chance = data[data > 0] @ product(forward_law(clean, signal, source.vocab_size))  # (V**L,) of each noisy state
+    deficit = 1 - source.law(states, torch.full((len(states),), signal, dtype=torch.float64)).amax(-1)
+    return chance @ deficit
+
+
+def corrupt_along(clean: Tensor, signals: Sequence[float], vocab_size: int, seed: int) -> list[Tensor]:
+    """One forward path for each row of clean tokens: its noisy tokens at each of falling signals."""
+    stream, states, before = Stream(seed, torch.arange(len(clean))), [], 1.0
+    state = clean
+    for step, signal in enumerate(signals):
+        keep, fresh = stream.uniforms(step, torch.arange(clean.shape[1]), Purpose.NOISE)
+        state = torch.where(keep < signal / before, state, uniform_token(fresh, vocab_size))
+        states.append(state)
+        before = signal
+    return states
+
+
+def sampled_risks(source: Source, signals: Sequence[float], n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(signals, n) twice, means over positions along n forward paths: the deficit 1 - max law, whose mean is the risk
+    with the last coin already averaged out (Rao-Blackwell), and the plain share of wrong argmax labels."""
+    clean = source.draw(n, seed)
+    deficits, wrong = [], []
+    for signal, state in zip(signals, corrupt_along(clean, signals, source.vocab_size, seed), strict=True):
+        largest, top = source.law(state, torch.full((n,), signal, dtype=torch.float64)).max(-1)
+        deficits.append((1 - largest).mean(-1))
+        wrong.append((top != clean).double().mean(-1))
+    return torch.stack(deficits), torch.stack(wrong)
+
+
+def rows() -> list[Row]:
+    signals = [1 - noise for noise in NOISES]
+    found = []
+    for source in tiny():
+        joint, name = truth(source)[None], describe(source)
+        exact = risks_at(joint, source.vocab_size, 0.5)[:, 0]
+        sampled, error = estimate(sampled_risks(source, [0.5], DRAWS, seed=3)[0][0])
+        steps = [(0.0, 0.4), (0.4, 0.8), (0.8, 1.0)]
+        found += [check(f"{name}, noise {s} and {t}", joint, source.vocab_size, [1 - s, 1 - t]) for s, t in steps]
+        found += [
+            worst("risk by the denoiser = risk by enumeration", name, risk_from_denoiser(source, 0.5), "=", exact),
+            Row("risk by Monte Carlo = risk by enumeration", name, sampled, "=", float(exact.mean()), error),
+        ]
+    joint = random_laws(RANDOM, 3**4, seed=1, zeros=0.3)
+    name = f"{RANDOM:,} random joint laws, V=3, L=4"
+    found += [check(name, joint, 3, signals), *check_simulation(name, joint, 3, 0.6, 0.3)]
+    independent = product(random_laws(RANDOM, 4, 3, seed=2, zeros=0.3))
+    found.append(check(f"{RANDOM:,} random laws of independent tokens", independent, 3, signals))
+    for source in large():
+        found += _beyond_enumeration(source, signals[1:-1])
+    return found
+
+
+def _beyond_enumeration(source: Source, signals: Sequence[float]) -> list[Row]:
+    """The worst step along the signals, and whether the law's own deficit tells how often its argmax is wrong."""
+    name = describe(source)
+    deficits, wrong = sampled_risks(source, signals, DRAWS // 4, seed=4)
+    steps = []
+    for here, there in itertools.pairwise(deficits):
+        _, error = estimate(there - here)  # along one path the two are paired
+        left, right = float(here.mean()), float(there.mean())
+        steps.append(Row("risk at s <= risk at t, Monte Carlo", name, left, "<=", right, error))
+    _, error = estimate((wrong - deficits).mean(0))
+    left, right = float(deficits.mean()), float(wrong.mean())
+    return [
+        min(steps, key=lambda row: row.slack - row.margin),
+        Row("mean deficit = share of wrong labels, Monte Carlo", name, left, "=", right, error),
+    ]
+
+
+def figure() -> Any:
+    drawing, (small, big) = panels("Selection risk falls as noise falls", 2)
+    noises = torch.linspace(0, 1, 41).tolist()
+    for source in tiny():
+        joint = truth(source)[None]
+        small.plot(noises, [risks_at(joint, source.vocab_size, 1 - x).mean() for x in noises], label=describe(source))
+    small.set_title("exact")
+    levels = [0.98, *(1 - noise for noise in NOISES[1:-1])]
+    for source in large():
+        deficits, _ = sampled_risks(source, levels, DRAWS // 4, seed=4)
+        means, errors = zip(*(estimate(values) for values in deficits), strict=True)
+        big.errorbar([1 - level for level in levels], means, errors, capsize=2, label=describe(source))
+    big.set_title("Monte Carlo, one standard error")
+    for axes in (small, big):
+        axes.set_xlabel("noise")
+        axes.set_ylabel("Bayes risk of the argmax label")
+        axes.legend()
+    return drawing

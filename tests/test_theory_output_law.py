@@ -1,0 +1,287 @@
+"""The exact output law against a literal transcription of the algorithm, and `limpet.sample` against the law."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from limpet import LimpetError, Policy, process, sample
+from limpet.denoisers import Denoiser
+from limpet.denoisers.exact import Markov, Mixture, Source
+from limpet.theory.laws import encode, marginals, product, sequences, total_variation, truth
+from limpet.theory.output_law import output_law
+from limpet.theory.sources import random_laws, slipping, tiny
+
+EPS, FLOOR = 1e-5, 1e-3
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def times(policy: Policy) -> list[float]:
+    n = policy.nfe
+    w = round(policy.warmup * (n - 1))
+    if policy.grid == "uniform" or w in (0, n - 1):
+        return [1 + (EPS - 1) * r / (n - 1) for r in range(n)]
+    split = 1 - policy.warmup * (1 - EPS)
+    early = [1 + (split - 1) * r / w for r in range(w)]
+    return early + [split + (EPS - split) * r / (n - 1 - w) for r in range(n - w)]
+
+
+def restricted(law: list[float], p: float, boundary: str) -> list[float]:
+    if p >= 1:
+        return law
+    kept, mass = set(), 0.0
+    for a in sorted(range(len(law)), key=lambda a: -law[a]):
+        kept.add(a)
+        mass += law[a]
+        if mass > p or (boundary == "paper" and mass >= p):
+            break
+    return [h / mass if a in kept else 0.0 for a, h in enumerate(law)]
+
+
+def channel(z: int, x: int, signal: float, size: int) -> float:
+    return signal * (z == x) + (1 - signal) / size
+
+
+def reverse(law: list[float], z: int, signal_t: float, signal_s: float) -> list[float]:
+    """Equation 7 as written: the bridge of every clean token, weighted by the posterior."""
+    size = len(law)
+    joint = [h * channel(z, x, signal_t, size) for x, h in enumerate(law)]
+    total = [0.0] * size
+    for x, weight in enumerate(joint):
+        over = [channel(y, x, signal_s, size) * channel(z, y, signal_t / signal_s, size) for y in range(size)]
+        for y in range(size):
+            total[y] += weight / sum(joint) * over[y] / sum(over)
+    return total
+
+
+def greedy(deficit: dict[int, float], count: int, budget: float, spacing: int) -> list[int]:
+    chosen: list[int] = []
+    spent = 0.0
+    for i in sorted(deficit, key=lambda i: (deficit[i], i)):
+        if any(abs(i - j) <= spacing for j in chosen):
+            continue
+        if len(chosen) == count or spent + deficit[i] > budget:
+            break
+        chosen.append(i)
+        spent += deficit[i]
+    return chosen
+
+
+def transcription(joint: list[float], size: int, length: int, policy: Policy) -> dict[tuple[int, ...], float]:
+    """Algorithm 1 with every draw enumerated; a row holds each position's token, label and step of selection."""
+    words = list(itertools.product(range(size), repeat=length))
+
+    @cache
+    def laws(seen: tuple[int, ...], signal: float) -> list[list[float]]:
+        """The leave-one-out laws by Bayes' rule over all clean sequences."""
+        found = [[0.0] * size for _ in range(length)]
+        for word, mass in zip(words, joint, strict=True):
+            each = [channel(z, x, signal, size) for z, x in zip(seen, word, strict=True)]
+            for i in range(length):
+                found[i][word[i]] += mass * math.prod(each[:i] + each[i + 1 :])
+        return [[h / sum(law) for h in law] for law in found]
+
+    n, grid = policy.nfe, times(policy)
+    signals = [1 - (1 - FLOOR) * t for t in grid]
+    warmup = round(policy.warmup * (n - 1))
+    after = max(1, n - 1 - warmup)
+    count = math.ceil(length / after) if policy.count is None else policy.count
+    budget = policy.budget * length / after
+    horizon = math.inf if policy.horizon is None else policy.horizon
+    rows = {tuple((z, None, None) for z in word): 1 / len(words) for word in words}
+    for r in range(n):
+        following: dict[tuple, float] = defaultdict(float)
+        late = policy.top_p if policy.late_top_p is None or r < warmup else policy.late_top_p
+        for row, mass in rows.items():
+            visible = [e is not None and r - e <= horizon and policy.write != "output" for _, _, e in row]
+            seen = tuple(c if v else z for (z, c, _), v in zip(row, visible, strict=True))
+            law = laws(seen, signals[r])
+            top = [max(range(size), key=lambda a, h=h: (h[a], -a)) for h in law]
+            drawn = [restricted(h, late, policy.boundary) for h in law]
+            last = r == n - 1
+            if last and policy.endpoint == "argmax":
+                moves = [[float(a == top[i]) for a in range(size)] for i in range(length)]
+            else:
+                target = 1.0 if last else signals[r + 1]
+                moves = [reverse(drawn[i], row[i][0], signals[r], target) for i in range(length)]
+            tags = [(c, e) for _, c, e in row]
+            if last and policy.write != "input":
+                moves = [m if e is None else [float(a == c) for a in range(size)]
+                         for m, (c, e) in zip(moves, tags, strict=True)]  # fmt: skip
+            if not last and r >= warmup and horizon > 0:
+                free = {i: 1 - law[i][top[i]] for i in range(length) if tags[i][1] is None}
+                ranked = [sorted(range(size), key=lambda a, h=h: (-h[a], a)) for h in law]
+                for i in greedy(free, count, budget, policy.spacing):
+                    tags[i] = (ranked[i][1] if policy.values == "second" else top[i], r)
+                if policy.values == "refreshed":
+                    tags = [(top[i], e) if visible[i] else (c, e) for i, (c, e) in enumerate(tags)]
+            for word in words:
+                chance = math.prod(move[y] for move, y in zip(moves, word, strict=True))
+                if chance:
+                    following[tuple((y, c, e) for y, (c, e) in zip(word, tags, strict=True))] += mass * chance
+        rows = following
+    output: dict[tuple[int, ...], float] = defaultdict(float)
+    for row, mass in rows.items():
+        output[tuple(z for z, _, _ in row)] += mass
+    return output
+
+
+def a_source(kind: str, seed: int, vocab_size: int, length: int) -> Source:
+    if kind == "markov":
+        laws = random_laws(vocab_size + 1, vocab_size, seed=seed)
+        return Markov(laws[0], laws[1:], length)
+    return Mixture(random_laws(1, 3, seed=seed)[0], random_laws(1, 3, length, vocab_size, seed=seed + 1)[0])
+
+
+POLICIES = st.builds(
+    Policy,
+    nfe=st.integers(2, 5),
+    warmup=st.sampled_from([0.0, 0.33, 0.5]),
+    horizon=st.sampled_from([None, None, 0, 1, 2]),
+    budget=st.sampled_from([0.0, 0.2, 0.5, 3.0]),
+    spacing=st.integers(0, 2),
+    count=st.sampled_from([None, None, 1, 2]),
+    top_p=st.sampled_from([1.0, 0.9, 0.6]),
+    late_top_p=st.sampled_from([None, 0.8]),
+    endpoint=st.sampled_from(["argmax", "ancestral"]),
+    grid=st.sampled_from(["two-piece", "uniform"]),
+    boundary=st.sampled_from(["released", "paper"]),
+    values=st.sampled_from(["argmax", "argmax", "second", "refreshed"]),
+    write=st.sampled_from(["input", "input", "output", "both"]),
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(policy=POLICIES, kind=st.sampled_from(["markov", "mixture"]), seed=st.integers(0, 10**6))
+def test_the_law_is_that_of_the_algorithm_as_written(policy: Policy, kind: str, seed: int) -> None:
+    source = a_source(kind, seed, 2, 3)
+    wanted = transcription(truth(source).tolist(), 2, 3, policy)
+    found = output_law(source, policy)
+    for code, word in enumerate(itertools.product(range(2), repeat=3)):
+        assert float(found[code]) == pytest.approx(wanted[word], abs=1e-10)
+
+
+def test_the_transcription_tells_policies_apart() -> None:
+    """Agreement means something: one knob away, the laws differ."""
+    words, weights = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 0, 1]]), torch.tensor([0.4, 0.35, 0.25])
+    source, policy = slipping(words, 2, 0.3, weights), Policy(nfe=5, warmup=0.5, budget=1.0, spacing=0)
+    found = output_law(source, policy).tolist()
+    changes = [
+        {"horizon": 1}, {"horizon": 0}, {"budget": 0.3}, {"values": "second"}, {"endpoint": "ancestral"},
+        {"spacing": 1}, {"count": 1}, {"top_p": 0.7}, {"write": "output"}, {"warmup": 0.33},
+    ]  # fmt: skip
+    for change in changes:
+        other = transcription(truth(source).tolist(), 2, 3, policy.but(**change))
+        assert sum(abs(p - other[tuple(word)]) for p, word in zip(found, sequences(2, 3).tolist(), strict=True)) > 1e-3
+
+
+def test_the_law_is_that_of_the_algorithm_with_three_symbols() -> None:
+    source = a_source("mixture", 11, 3, 3)
+    for policy in (Policy(nfe=4, warmup=0.0, spacing=1), Policy(nfe=4, horizon=0, top_p=0.7, endpoint="ancestral")):
+        wanted = transcription(truth(source).tolist(), 3, 3, policy)
+        found = output_law(source, policy)
+        for code, word in enumerate(itertools.product(range(3), repeat=3)):
+            assert float(found[code]) == pytest.approx(wanted[word], abs=1e-10)
+
+
+@pytest.mark.parametrize("grid", ["uniform", "two-piece"])
+def test_the_native_sampler_converges_to_the_data_law(grid: str) -> None:
+    """With an ancestral endpoint the error is of first order in the step: four times the calls, a quarter of it."""
+    source = tiny()[2]
+    distances = []
+    for nfe in (16, 64, 256):
+        law = output_law(source, Policy(nfe=nfe, horizon=0, endpoint="ancestral", grid=grid))
+        assert float(law.sum()) == pytest.approx(1, abs=1e-12)
+        distances.append(float(total_variation(law, truth(source))))
+    assert 0.02 < distances[0] < 0.08
+    assert distances[0] / 6 < distances[1] < distances[0] / 3
+    assert distances[1] / 6 < distances[2] < distances[1] / 3
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(nfe=8, horizon=0, top_p=0.8),
+        Policy(nfe=8, spacing=0),
+        Policy(nfe=8, spacing=1, horizon=2),
+        Policy(nfe=8, spacing=0, endpoint="ancestral"),
+        Policy(nfe=8, spacing=0, horizon=3, budget=0.2, values="refreshed", top_p=0.8, write="both"),
+    ],
+)
+def test_samples_follow_the_law(policy: Policy) -> None:
+    """Pearson's test at level 1e-6; outputs expected less than five times are pooled."""
+    source = a_source("mixture", 5, 2, 4)
+    exact, n = output_law(source, policy), 20_000
+    counts = torch.bincount(encode(sample(source, policy, n, seed=7, batch_size=n).tokens, 2), minlength=16).double()
+    assert not counts[exact == 0].any()
+    rare = n * exact < 5
+    expected = torch.cat([n * exact[~rare], n * exact[rare].sum()[None]]).clamp(min=1e-9)
+    found = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    statistic = ((found - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(max(1.0, float(len(expected) - 1)), dtype=torch.float64)
+    assert float(torch.special.gammaincc(freedom / 2, statistic / 2)) > 1e-6
+
+
+class Posterior(Denoiser):
+    """The same source, speaking of the ordinary posterior instead of the leave-one-out law."""
+
+    predicts = "posterior"
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.vocab_size, self.length = source, source.vocab_size, source.length
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        law = self.source.body(tokens, t).exp()
+        return process.posterior(law, tokens, self.schedule.signal(t)).log()
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(nfe=5, spacing=0), Policy(nfe=5, horizon=0, top_p=0.8, endpoint="ancestral")]
+)
+def test_a_posterior_model_has_the_same_law(policy: Policy) -> None:
+    source = a_source("markov", 3, 2, 3)
+    torch.testing.assert_close(output_law(Posterior(source), policy), output_law(source, policy), rtol=0, atol=1e-10)
+
+
+def test_a_horizon_beyond_the_path_is_endless() -> None:
+    source = a_source("mixture", 9, 2, 3)
+    for endpoint in ("argmax", "ancestral"):
+        policy = Policy(nfe=5, spacing=0, warmup=0.0, endpoint=endpoint)
+        torch.testing.assert_close(output_law(source, policy.but(horizon=40)), output_law(source, policy))
+
+
+def test_what_cannot_be_listed_is_refused() -> None:
+    source = a_source("markov", 1, 3, 12)
+    with pytest.raises(LimpetError, match="smaller source"):
+        output_law(source, Policy(nfe=4))
+    with pytest.raises(LimpetError, match="draws its labels"):
+        output_law(a_source("markov", 1, 2, 3), Policy(nfe=4, values="nucleus"))
+
+
+def test_codes_products_and_marginals() -> None:
+    words = sequences(3, 4)
+    assert torch.equal(encode(words, 3), torch.arange(81))
+    assert words[5].tolist() == [0, 0, 1, 2]
+    laws = random_laws(6, 4, 3, seed=0)
+    joint = product(laws)
+    assert float(joint[2, 5]) == pytest.approx(float(laws[2, 0, 0] * laws[2, 1, 0] * laws[2, 2, 1] * laws[2, 3, 2]))
+    torch.testing.assert_close(marginals(joint, 3), laws, rtol=1e-12, atol=1e-12)

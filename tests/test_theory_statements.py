@@ -1,0 +1,398 @@
+"""Each statement on random sources of every shape, its equality cases, and that its check can fail."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from limpet import Policy
+from limpet.theory import STATEMENTS, Row, closed_loop_exact
+from limpet.theory import bayes_factor as bayes
+from limpet.theory import combined_evidence as combined
+from limpet.theory import diminishing_returns as returns
+from limpet.theory import selection_risk as risk
+from limpet.theory import separated_modes as separated
+from limpet.theory import shared_modes as shared
+from limpet.theory import support_restriction as support
+from limpet.theory import temperature as temp
+from limpet.theory.laws import product, truth
+from limpet.theory.output_law import output_law
+from limpet.theory.rows import worst
+from limpet.theory.sources import RANDOM, large, random_laws, random_words, tiny
+
+BATCH = 50  # sources in each example: 40 examples are 2,000 sources for each statement
+many = settings(deadline=None, max_examples=40)
+SEEDS = st.integers(0, 2**31)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, list[Row]]:
+    """What `limpet theory` evaluates, within a minute of one core's time."""
+    start = time.process_time()
+    found = {name: statement.rows() for name, statement in STATEMENTS.items()}
+    assert time.process_time() - start < 60
+    return found
+
+
+def sound(rows: list[Row] | Row) -> None:
+    for row in [rows] if isinstance(rows, Row) else rows:
+        assert row.verdict != "VIOLATED", row
+
+
+def broken(rows: list[Row], *statements: str) -> None:
+    """Exactly the named checks, and no others, report a violation."""
+    found = {row.statement for row in rows if row.verdict == "VIOLATED"}
+    assert found == set(statements), [(row, row.verdict) for row in rows]
+
+
+# What a row says
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (Row("", "", 1.0, "<=", 2.0), "holds"),
+        (Row("", "", 2.0, "<=", 1.0), "VIOLATED"),
+        (Row("", "", 1.0, "<=", 1.0 - 1e-12), "equal"),
+        (Row("", "", 1.0, "<=", 1.0 - 1e-9), "VIOLATED"),
+        (Row("", "", 1e6, "<=", 1e6 - 1e-5), "equal"),
+        (Row("", "", 1.0, "=", 1.0 + 1e-9), "VIOLATED"),
+        (Row("", "", 1.0, "=", 1.3, error=0.1), "equal"),
+        (Row("", "", 1.0, "=", 1.5, error=0.1), "VIOLATED"),
+        (Row("", "", 0.0, "<", 1e-300), "holds"),
+        (Row("", "", 0.0, "<", 0.0), "VIOLATED"),
+        (Row("", "", 1.0, "~", 2.0), "below"),
+        (Row("", "", 2.0, "~", 1.0), "above"),
+        (Row("", "", 2.0, "~", 1.0, error=1.0), "equal"),
+        (Row("", "", -math.inf, "<=", -math.inf), "equal"),
+        (Row("", "", -math.inf, "<=", 0.0), "holds"),
+        (Row("", "", math.nan, "<=", 0.0), "VIOLATED"),
+        (Row("", "", math.nan, "=", math.nan), "VIOLATED"),
+    ],
+)
+def test_a_verdict_follows_from_the_sides(row: Row, verdict: str) -> None:
+    assert row.verdict == verdict
+
+
+def test_the_worst_case_is_the_violated_one() -> None:
+    """However many cases are tight, and however small the sides of the tight ones."""
+    left = torch.tensor([1.0, 0.5, 1e-17, 5.0, 1.0], dtype=torch.float64)
+    right = torch.tensor([1.0, 0.6, 0.0, 9.0, 0.99], dtype=torch.float64)
+    row = worst("", "", left, "<=", right)
+    assert (row.left, row.right, row.verdict) == (1.0, 0.99, "VIOLATED")
+    row = worst("", "", left[:4], "<=", right[:4])
+    assert (row.left, row.right, row.verdict) == (1.0, 1.0, "equal")
+    assert worst("", "", torch.tensor([0.0, math.nan]), "<=", 1.0).verdict == "VIOLATED"
+
+
+# Selection risk
+
+
+@many
+@given(seed=SEEDS, shape=st.sampled_from([(2, 3), (2, 5), (3, 3), (4, 3)]), zeros=st.sampled_from([0.0, 0.5]))
+def test_selection_risk_falls_with_noise(seed: int, shape: tuple[int, int], zeros: float) -> None:
+    vocab_size, length = shape
+    joint = random_laws(BATCH, vocab_size**length, seed=seed, zeros=zeros)
+    sound(risk.check("", joint, vocab_size, [1.0, 0.9, 0.5, 0.2, 0.01, 0.0]))
+    sound(risk.check_simulation("", joint, vocab_size, 0.77, 0.31))
+
+
+def test_selection_risk_is_equal_for_independent_tokens() -> None:
+    joint = product(random_laws(RANDOM, 3, 3, seed=1))
+    signals = [1.0, 0.6, 0.3, 0.0]
+    risks = torch.stack([risk.risks_at(joint, 3, signal) for signal in signals])
+    torch.testing.assert_close(risks, risks[:1].expand_as(risks), rtol=0, atol=1e-12)
+    assert risk.check("", joint, 3, signals).verdict == "equal"
+
+
+def test_selection_risk_can_fail() -> None:
+    joint = random_laws(RANDOM, 27, seed=2)
+    assert risk.check("", joint, 3, [0.3, 0.6]).verdict == "VIOLATED"
+    # Noise that leaves one position for another is not further corruption, though there is more of it in all.
+    before, after = torch.tensor([1.0, 0.1, 1.0]), torch.tensor([1.0, 0.9, 0.0])
+    assert risk.check("", joint, 3, [before, after]).verdict == "VIOLATED"
+    simulated = risk.simulated_risk(joint, 3, 0, 0.6, 0.3)
+    assert worst("", "", simulated, "=", risk.risk(joint, 3, 0, 0.35)).verdict == "VIOLATED"
+
+
+def test_selection_risk_by_hand() -> None:
+    """Two equal bits, 00 or 11: the other bit is right with probability signal + noise / 2."""
+    joint = torch.tensor([[0.5, 0.0, 0.0, 0.5]], dtype=torch.float64)
+    for signal in (1.0, 0.7, 0.0):
+        assert float(risk.risk(joint, 2, 0, signal)) == pytest.approx((1 - signal) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("source", tiny() + large(), ids=lambda source: f"{source.name}-{source.length}")
+def test_the_deficit_has_less_variance_than_the_error_it_averages(source: risk.Source) -> None:
+    deficits, wrong = risk.sampled_risks(source, [0.15], 2000, seed=1)
+    assert float(deficits.std()) < float(wrong.std())
+
+
+# Separated modes
+
+
+@many
+@given(seed=SEEDS, shape=st.sampled_from([(2, 2, 6), (3, 2, 7), (3, 3, 4), (4, 4, 4)]), noise=st.floats(0.0, 0.3))
+def test_separated_modes(seed: int, shape: tuple[int, int, int], noise: float) -> None:
+    modes, vocab_size, length = shape
+    words = random_words(BATCH, modes, length, vocab_size, seed=seed)
+    sound(separated.check_nearest("", words, vocab_size, noise))
+    weights = random_laws(BATCH, modes, seed=seed) / 2
+    weights[:, 0] += 0.5
+    sound(separated.check_gap("", words, weights, vocab_size))
+
+
+@pytest.mark.parametrize(("vocab_size", "length", "apart"), [(2, 8, 8), (2, 9, 6), (3, 6, 5), (5, 4, 3)])
+def test_two_words_by_enumeration_and_by_the_trinomial_sum(vocab_size: int, length: int, apart: int) -> None:
+    words = torch.zeros(1, 2, length, dtype=torch.long)
+    words[0, 1, :apart] = 1
+    for noise in (0.0, 0.03, 0.2, 0.7, 1.0):
+        exact = float(separated.not_nearest(words, vocab_size, noise)[0])
+        assert exact == pytest.approx(separated.not_nearest_of_two(apart, vocab_size, noise), abs=1e-10)
+
+
+def test_binary_opposites_meet_the_binomial_tail() -> None:
+    words = torch.stack([torch.zeros(7, dtype=torch.long), torch.ones(7, dtype=torch.long)])[None]
+    assert separated.check_nearest("", words, 2, 0.2)[0].verdict == "equal"
+
+
+def test_the_gap_is_met_by_the_other_of_two_words() -> None:
+    words = random_words(RANDOM, 2, 4, 3, seed=3)
+    row = separated.check_gap("", words, torch.tensor([[0.7, 0.3]], dtype=torch.float64).expand(RANDOM, 2), 3)[0]
+    assert row.verdict == "equal"
+
+
+def test_separated_modes_can_fail() -> None:
+    words = random_words(RANDOM, 3, 5, 3, seed=4)
+    broken(separated.check_nearest("", words, 3, 0.9, everywhere=True), "ln binomial tail <= Chernoff exponent")
+    weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).expand(RANDOM, 3)
+    broken(separated.check_gap("", words, weights, 3), "0 < Hamming gap")
+    prior = torch.tensor([0.98, 0.01, 0.01])
+    broken(separated.check_decoding("", words[0], 3, 0.4, prior), "states where the likeliest is not the nearest")
+
+
+def test_the_argmax_spells_the_sure_mode() -> None:
+    for words in random_words(20, 3, 4, 3, seed=5):
+        sound(separated.check_decoding("", words, 3, 0.3))
+
+
+# Shared modes
+
+
+@many
+@given(seed=SEEDS, shape=st.sampled_from([(2, 2, 4), (2, 5, 2), (3, 3, 3), (5, 4, 2)]), zeros=st.sampled_from([0, 0.5]))
+def test_shared_modes(seed: int, shape: tuple[int, int, int], zeros: float) -> None:
+    modes, count, vocab_size = shape
+    weights = random_laws(BATCH, modes, seed=seed)
+    laws = random_laws(BATCH, modes, count, vocab_size, seed=seed + 1, zeros=zeros)
+    context = random_laws(BATCH, modes, 4, seed=seed + 2)
+    sound(shared.check_gap("", weights, laws))
+    sound(shared.check_context("", shared.with_context(weights, context, laws), vocab_size))
+    sound(shared.check_ratio("", weights, context))
+
+
+def test_shared_modes_are_equal_for_separate_words() -> None:
+    weights = random_laws(RANDOM, 4, seed=6)
+    points = torch.eye(4, dtype=torch.float64)[None, :, None].expand(RANDOM, 4, 3, 4)
+    assert {row.verdict for row in shared.check_gap("", weights, points)} == {"equal"}
+    assert shared.check_ratio("", weights[:, :2], random_laws(RANDOM, 2, 3, seed=7)).verdict == "equal"
+
+
+def test_shared_modes_can_fail_when_the_context_depends_on_the_tokens() -> None:
+    """Context that tells whether two tokens agree: given the mode they are independent, given both they are not."""
+    weights = torch.tensor([[0.95, 0.05]], dtype=torch.float64)
+    laws = torch.tensor([[[[0.5, 0.5]] * 2, [[0.9, 0.1]] * 2]], dtype=torch.float64)
+    tokens = weights[..., None] * product(laws)  # (1, 2, 4)
+    agree = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    joint = torch.stack([tokens * agree, tokens * (1 - agree)], 2)
+    rows = shared.check_context("", joint, 2)
+    broken(rows, *(row.statement for row in rows))
+
+
+def test_the_gap_can_fail_when_sides_are_exchanged() -> None:
+    weights, laws = random_laws(RANDOM, 3, seed=8), random_laws(RANDOM, 3, 3, 3, seed=9)
+    for row in shared.check_gap("", weights, laws)[1:]:
+        assert row._replace(left=row.right, right=row.left).verdict == "VIOLATED"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.49])
+def test_the_two_coordinates_of_the_paper(share: float) -> None:
+    assert {row.verdict for row in shared.two_coordinates(share)} == {"equal"}
+
+
+# Combined evidence and diminishing returns
+
+
+@many
+@given(
+    seed=st.integers(0, 2**31),
+    modes=st.sampled_from([2, 3, 5]),
+    sizes=st.sampled_from([(1, 2, 1), (3, 3, 2), (2, 4, 3)]),
+)
+def test_combined_evidence(seed: int, modes: int, sizes: tuple[int, int, int]) -> None:
+    d, n, h = sizes
+    sound(combined.check("", combined.random_evidence(BATCH, modes, seed, d, n, h)))
+
+
+def test_combined_evidence_is_equal_for_two_modes() -> None:
+    rows = combined.check("", combined.random_evidence(RANDOM, 2, seed=1))
+    verdicts = {row.statement: row.verdict for row in rows}
+    for statement in ("ln posterior odds <= ln prior odds - S - T", "-ln w[A, u] <= ln(1 + a e^-(S + T))"):
+        assert verdicts[statement] == "equal"
+
+
+def test_combined_evidence_can_fail_when_an_observation_is_repeated() -> None:
+    """The same token seen twice is not two tokens: bounds that count it twice promise too much."""
+    evidence = combined.random_evidence(RANDOM, 3, seed=2)
+    evidence = evidence._replace(seen=evidence.seen[:, :1].expand(-1, 2).contiguous())
+    law = combined.repeated(evidence)
+    assert float(law.sum((1, 2, 3, 4)).sub(1).abs().max()) < 1e-12  # still a law
+    found = {row.statement for row in combined.check("", evidence, law) if row.verdict == "VIOLATED"}
+    assert {"ln posterior odds <= ln prior odds - S - T", "posterior error <= e(S, T)"} <= found
+
+
+@many
+@given(seed=SEEDS)
+def test_returns_diminish(seed: int) -> None:
+    sound(returns.check("", *returns.random_problems(BATCH, seed)))
+    sound(returns.check_observation("", combined.random_evidence(BATCH, 2, seed % 10**6)))
+
+
+def test_returns_can_fail_when_evidence_is_taken_away() -> None:
+    odds, support_, context, more = returns.random_problems(RANDOM, seed=1)
+    rows = returns.check("", odds, support_, context, -more)
+    assert {row.statement for row in rows if row.verdict == "VIOLATED"} >= {"0 < gain", "dG/dS < 0"}
+
+
+def test_the_certificate_is_not_exact_for_three_modes() -> None:
+    assert returns.check_observation("", combined.random_evidence(RANDOM, 3, seed=3)).verdict == "VIOLATED"
+
+
+# The Bayes factor, support restriction, temperature
+
+
+@many
+@given(seed=SEEDS, vocab_size=st.integers(2, 40))
+def test_the_bayes_factor_grows_toward_the_clean_end(seed: int, vocab_size: int) -> None:
+    pairs = random_laws(BATCH, 2, vocab_size, seed=seed)
+    favoured, other = pairs.amax(1), pairs.amin(1)
+    sound(bayes.check_order("", favoured, other, vocab_size, bayes.NOISES))
+    noise = torch.linspace(0.05, 1, BATCH, dtype=torch.float64)[:, None].expand(-1, vocab_size)
+    sound(bayes.check_slope("", favoured, other, noise, vocab_size))
+    sound(bayes.check_denoiser("", pairs[:5, :, 0] / pairs[:5, :, 0].sum(-1, keepdim=True),
+                               random_laws(5, 2, 2, vocab_size, seed=seed), 0.3))  # fmt: skip
+
+
+def test_the_bayes_factor_can_fail_for_the_disfavoured_mode() -> None:
+    pairs = random_laws(RANDOM, 2, 5, seed=1)
+    assert bayes.check_order("", pairs.amin(1), pairs.amax(1), 5, bayes.NOISES).verdict == "VIOLATED"
+    assert bayes.check_order("", pairs[:, 0], pairs[:, 0], 5, bayes.NOISES).verdict == "equal"
+
+
+@many
+@given(seed=SEEDS, vocab_size=st.integers(2, 60), p=st.floats(0.05, 1.0))
+def test_restriction_commutes_with_conversion(seed: int, vocab_size: int, p: float) -> None:
+    law, kept, z, signal = support.random_steps(BATCH, vocab_size, seed)
+    sound(support.check("", law, kept, z, signal))
+    sound(support.check_top_p("", law, p, z, signal))
+
+
+def test_restriction_can_fail_when_the_set_is_ranked_after_conversion() -> None:
+    law, _, z, signal = support.random_steps(RANDOM, 12, 3)
+    assert support.check_top_p("", law, 0.9, z, signal, rank="posterior").verdict == "VIOLATED"
+
+
+@many
+@given(seed=SEEDS, vocab_size=st.integers(2, 30))
+def test_temperature(seed: int, vocab_size: int) -> None:
+    law, other = random_laws(BATCH, vocab_size, seed=seed), random_laws(BATCH, vocab_size, seed=seed + 1)
+    beta = 0.05 + 2 * torch.rand(BATCH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    sound(temp.check_characterisation("", law, temp.tempered(law, beta), beta))
+    sound(temp.check_convexity("", law, other, beta))
+
+
+def test_temperature_can_fail_when_two_labels_are_exchanged() -> None:
+    law = random_laws(RANDOM, 6, seed=4)
+    beta = torch.full((RANDOM,), 1.5, dtype=torch.float64)
+    rows = temp.check_characterisation("", law, temp.tempered(law, beta).roll(1, -1), beta)
+    broken(rows, *(row.statement for row in rows))
+
+
+def test_a_fit_stops_at_zero_where_rankings_are_opposed() -> None:
+    law = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    beta, residual = temp.fit(law, law.flip(-1))
+    assert float(beta) == 0
+    assert float(residual) == pytest.approx(math.log(3) - float(-(law * law.log()).sum()), abs=1e-12)
+
+
+# The closed loop
+
+
+def test_the_sampler_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, policy = closed_loop_exact.latent(), Policy(nfe=8, budget=1.0)
+    sound(closed_loop_exact.check_sampler(source, "", policy, seed=1))
+    monkeypatch.setattr(closed_loop_exact, "output_law", lambda s, p: output_law(s, p.but(warmup=0.5)))
+    rows = closed_loop_exact.check_sampler(source, "", policy, seed=1)
+    broken(rows, *(row.statement for row in rows))
+
+
+def test_the_data_law_has_its_own_measures() -> None:
+    source = closed_loop_exact.latent()
+    found = closed_loop_exact.expectations(source, truth(source))
+    assert found["tv"] == 0
+    assert found["kl"] == pytest.approx(0, abs=1e-12)
+    assert found["favoured"] == pytest.approx(0.5, abs=1e-12)
+
+
+def test_selecting_at_once_without_a_budget_always_gives_one_sequence() -> None:
+    """Theorem 1 says that context makes tokens agree, not on which mode: here all paths end in the same place."""
+    for source in (closed_loop_exact.latent(), closed_loop_exact.chain()):
+        law = output_law(source, closed_loop_exact.policies(source, 16, "argmax")["CRS, no warmup, no budget"])
+        assert float(law.max()) > 1 - 1e-9
+
+
+# The tables
+
+
+def test_nothing_is_violated(tables: dict[str, list[Row]]) -> None:
+    for rows in tables.values():
+        sound(rows)
+
+
+def test_every_statement_meets_random_sources_and_equality(tables: dict[str, list[Row]]) -> None:
+    for name, rows in tables.items():
+        if not name.startswith("closed-loop"):
+            assert any(row.source.startswith(f"{RANDOM:,} random") for row in rows), name
+            assert any(row.verdict == "equal" and row.relation == "<=" for row in rows) or name in {
+                "diminishing-returns", "support-restriction",
+            }, name  # fmt: skip
+
+
+def test_the_documentation_shows_what_is_measured(tables: dict[str, list[Row]]) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "theory.md").read_text()
+    known = {(row.statement, row.source): row for rows in tables.values() for row in rows}
+    shown = 0
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.replace(r"\|", "\0").strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 6 and cells[3] in ("<=", "<", "=", "~"):
+            row = known[cells[0].replace("\0", "|"), cells[1]]
+            assert float(cells[2]) == pytest.approx(row.left, rel=0.02, abs=1e-6), row
+            assert float(cells[4]) == pytest.approx(row.right, rel=0.02, abs=1e-6), row
+            assert cells[5] == row.verdict, row
+            shown += 1
+    assert shown > 20
