@@ -15,6 +15,7 @@ from limpet.errors import LimpetError
 from limpet.policy import Policy
 from limpet.sampler import NEVER, Info, State
 from limpet.samples import sample
+from limpet.view import trajectory
 
 
 def run(
@@ -26,6 +27,7 @@ def run(
     batch_size: int | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    record: Path | None = None,
     out_file: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
     json: bool = False,
     policy: Annotated[Policy, tyro.conf.arg(name="")] = Policy(),
@@ -35,6 +37,7 @@ def run(
     $ limpet sample --n 2 --nfe 32
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --length 1024 --device cuda
     $ limpet sample --horizon 0 --top-p 0.9 --json > samples.jsonl
+    $ limpet sample --n 1 --record crs.limpet
 
     Args:
         model: built-in name, folder, .safetensors or .ckpt file, owner/name on the hub, or exact:NAME
@@ -45,13 +48,15 @@ def run(
         batch_size: samples computed at once
         device: cpu, cuda, ...; a GPU where there is one
         precision: what the network runs in; auto is bfloat16 where the device has it
+        record: also write the path of the first sample here, for `limpet watch` and `limpet view`
         out_file: also write the samples here as JSON lines
         json: print JSON lines, one a sample, instead of texts
         policy: the sampler
     """
     denoiser = load(model, device=device, precision=precision_on(device, precision))
-    if out_file is not None and not out_file.absolute().parent.is_dir():
-        raise LimpetError(f"{out_file} cannot be written: the folder {out_file.absolute().parent} does not exist")
+    for file in (out_file, record):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise LimpetError(f"{file} cannot be written: the folder {file.absolute().parent} does not exist")
     tokens = (length or denoiser.length) * n
     begun = time.monotonic()
     with progress_bar() as bar:
@@ -72,6 +77,12 @@ def run(
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
         partial.replace(out_file)
         err.print(f"wrote {n} samples to {out_file}", markup=False)
+    if record is not None:
+        path = trajectory.record(denoiser, policy, seed, 0, length, prompt)
+        path.save(record)
+        err.print(f"wrote the path of sample 0 to {record}", markup=False)
+        if path.frames[-1].state.tolist() != samples.tokens[0].tolist():  # rounding, in a batch of another size
+            err.print("its text differs from sample 0 here; --n 1 --precision float32 gives the same", markup=False)
     if json:
         print("\n".join(lines))
     elif out_file is None:

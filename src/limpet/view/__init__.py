@@ -1,0 +1,5 @@
+"""See it happen: a sample's path as a trajectory, shown in the terminal, on a page, and in the playground."""
+
+from limpet.view.trajectory import Frame, Header, Trajectory, follow, record
+
+__all__ = ["Frame", "Header", "Trajectory", "follow", "record"]

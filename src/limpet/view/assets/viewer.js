@@ -1,0 +1,487 @@
+// The viewer: reads trajectories, from files or frame by frame, and shows one frame of every arm at a time.
+"use strict";
+const limpet = (() => {
+  const SELECTED = 1, VISIBLE = 2, GIVEN = 4, DEFICIT = 65535, MASS = 255;
+  const $ = (id) => document.getElementById(id);
+
+  // An element. Text only ever enters as text: no string is parsed as HTML anywhere on this page.
+  function make(tag, className = "", text = "") {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== "") element.textContent = text;
+    return element;
+  }
+
+  function svg(tag, attributes) {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    return element;
+  }
+
+  // Bytes
+
+  const fromBase64 = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+
+  async function through(bytes, transform) {
+    return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(transform)).arrayBuffer());
+  }
+
+  // A frame's bytes, as trajectory.py's Header.layout orders them. Copied, since typed arrays must be aligned.
+  function unpack(header, bytes) {
+    const wide = header.vocab_size > 65536, length = header.length, some = length * header.candidates;
+    const Token = wide ? Uint32Array : Uint16Array;
+    let start = 0;
+    const take = (Kind, count) => {
+      const size = count * Kind.BYTES_PER_ELEMENT;
+      const part = bytes.slice(start, start + size);
+      start += size;
+      return new Kind(part.buffer);
+    };
+    return {
+      state: take(Token, length), label: take(Token, length), marks: take(Uint8Array, length),
+      deficit: take(Uint16Array, length), ids: take(Token, some), mass: take(Uint8Array, some),
+    };
+  }
+
+  function frameBytes(header) {
+    const token = header.vocab_size > 65536 ? 4 : 2;
+    return header.length * (2 * token + 3 + header.candidates * (token + 1));
+  }
+
+  // Arms: what a trajectory says, and what follows from it
+
+  function newArm(header) {
+    return { header, words: new Map(), frames: [], raw: [], text: null, scores: {} };
+  }
+
+  const total = (arm) => arm.header.times.length + 1;
+
+  function addFrame(arm, bytes, words) {
+    for (const [token, word] of Object.entries(words)) arm.words.set(Number(token), word);
+    const frame = unpack(arm.header, bytes), length = arm.header.length, r = arm.frames.length;
+    const before = r ? arm.frames[r - 1] : null;
+    const last = r === total(arm) - 1;
+    const Token = frame.state.constructor;
+    frame.shown = new Token(length);
+    frame.guess = new Token(length);
+    frame.since = new Uint16Array(length); // the frame in which the shown token came
+    frame.guessSince = new Uint16Array(length);
+    frame.isNew = new Uint8Array(length);
+    frame.selected = frame.changed = 0;
+    let deficit = 0, free = 0;
+    for (let i = 0; i < length; i++) {
+      const mark = frame.marks[i], given = mark & GIVEN;
+      frame.shown[i] = !last && mark & VISIBLE ? frame.label[i] : frame.state[i];
+      frame.guess[i] = given || last ? frame.state[i] : frame.ids[i * arm.header.candidates];
+      frame.since[i] = before && before.shown[i] === frame.shown[i] ? before.since[i] : r;
+      frame.guessSince[i] = before && before.guess[i] === frame.guess[i] ? before.guessSince[i] : r;
+      if (mark & SELECTED) {
+        frame.selected++;
+        if (before && !(before.marks[i] & SELECTED)) frame.isNew[i] = 1;
+      }
+      if (r && frame.since[i] === r) frame.changed++;
+      if (!given) { free++; deficit += frame.deficit[i]; }
+    }
+    frame.meanDeficit = last ? null : deficit / DEFICIT / Math.max(1, free);
+    arm.raw.push(bytes);
+    arm.frames.push(frame);
+  }
+
+  async function readFile(base64) {
+    const bytes = await through(fromBase64(base64), new DecompressionStream("gzip"));
+    const end = bytes.indexOf(10);
+    const { words, text, scores, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+    const arm = newArm(header), size = frameBytes(header);
+    for (let start = end + 1; start < bytes.length; start += size) {
+      addFrame(arm, bytes.subarray(start, start + size), start === end + 1 ? words : {});
+    }
+    return Object.assign(arm, { text, scores });
+  }
+
+  async function fileOf(arm) {
+    const words = Object.fromEntries([...arm.words].sort((a, b) => a[0] - b[0]));
+    const { format, version, ...rest } = arm.header;
+    const about = { format, version, ...rest, text: arm.text, scores: arm.scores, words };
+    const line = new TextEncoder().encode(JSON.stringify(about) + "\n");
+    return through(new Blob([line, ...arm.raw]), new CompressionStream("gzip"));
+  }
+
+  function download(name, content, type) {
+    const link = make("a");
+    link.href = URL.createObjectURL(new Blob([content], { type }));
+    link.download = name.replace(/[^\w.-]+/g, "-");
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  // Words as they are shown: every token takes some room, and a line break can be seen.
+  const visibleWord = (word) =>
+    (word === "" ? "·" : word).replace(/\n/g, "↵\n").replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, "␣");
+  const flatWord = (word) => visibleWord(word).replace(/\n/g, "");
+
+  const state = {
+    arms: [], views: [], at: 0, follow: true, live: false, timer: null, hovered: null, pinned: null,
+    show: "input", colour: "confidence",
+  };
+
+  const frames = () => Math.max(1, ...state.arms.map(total));
+  const arrived = () => Math.max(0, ...state.arms.map((arm) => arm.frames.length));
+  const frameAt = (arm, r) => arm.frames[Math.min(r, arm.frames.length - 1)];
+
+  function begin(headers) {
+    pause();
+    Object.assign(state, { arms: headers.map(newArm), at: 0, follow: true, live: true, hovered: null, pinned: null });
+    build();
+  }
+
+  function build() {
+    $("viewer").hidden = false;
+    $("position").hidden = true;
+    $("hint").hidden = false;
+    $("scrub").max = frames() - 1;
+    $("arms").replaceChildren();
+    state.views = state.arms.map((arm, a) => buildArm(arm, a));
+    buildTimeline();
+    const keys = state.arms.map(({ header: h }) => [h.digest, h.seed, h.sample, h.length].join());
+    $("pairing").textContent = state.arms.length < 2 ? "" : new Set(keys).size === 1
+      ? `The same randomness under each arm: ${state.arms[0].header.model}, seed ${state.arms[0].header.seed}, sample ${state.arms[0].header.sample}.`
+      : "These arms do not share their randomness: model, seed, sample or length differ.";
+  }
+
+  function buildArm(arm, a) {
+    const article = make("article", `arm arm${a % 4}`), header = make("header"), text = make("div", "text");
+    const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
+    const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
+    for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
+    asText.title = "Download the text"; asFile.title = "Download the trajectory";
+    const name = `limpet-${arm.header.model}-${arm.header.seed}-${arm.header.arm}`;
+    asText.onclick = () => download(`${name}.txt`, arm.text ?? "", "text/plain;charset=utf-8");
+    asFile.onclick = async () => download(`${name}.limpet`, await fileOf(arm), "application/octet-stream");
+    downloads.append(asText, asFile);
+    header.append(make("h2", "", arm.header.arm), downloads, facts);
+    text.tabIndex = 0;
+    text.setAttribute("role", "group");
+    text.setAttribute("aria-label", `Text under ${arm.header.arm}`);
+    const spans = Array.from({ length: arm.header.length }, () => text.appendChild(make("span")));
+    const texts = spans.map((span) => span.appendChild(document.createTextNode("")));
+    spans.forEach((span, i) => { span.position = i; });
+    text.onpointerover = (event) => { if (event.target.position !== undefined) inspect(event.target.position, false); };
+    text.onpointerleave = () => inspect(null, false);
+    text.onclick = (event) => {
+      const i = event.target.position;
+      if (i !== undefined) inspect(state.pinned === i ? null : i, true);
+    };
+    text.onfocus = () => { if (text.matches(":focus-visible") && state.pinned === null) inspect(0, true); };
+    text.onkeydown = (event) => {
+      const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (event.key === "Escape") inspect(null, true);
+      if (move === undefined) return;
+      event.preventDefault();
+      const i = Math.min(arm.header.length - 1, Math.max(0, (state.pinned ?? -move) + move));
+      inspect(i, true);
+      spans[i].scrollIntoView({ block: "nearest" });
+    };
+    article.append(header, text, scores);
+    $("arms").append(article);
+    return { text, spans, texts, facts, scores, asText, asFile, classes: [], shown: [] };
+  }
+
+  // One frame of every arm. Only what differs from the last paint is touched.
+  function paint() {
+    state.arms.forEach((arm, a) => paintArm(arm, state.views[a]));
+    const n = frames() - 1, r = state.at, arm = state.arms.reduce((x, y) => (total(x) < total(y) ? y : x));
+    const t = arm.header.times[r];
+    $("scrub").value = r;
+    $("where").textContent = r === n ? `output after ${n} calls` : `step ${r + 1} of ${n} · t ${t.toFixed(3)}`;
+    $("scrub").setAttribute("aria-valuetext", $("where").textContent);
+    for (const cursor of document.querySelectorAll(".chart line")) {
+      cursor.setAttribute("x1", r / n * 100);
+      cursor.setAttribute("x2", r / n * 100);
+    }
+    const i = state.hovered ?? state.pinned;
+    if (i !== null) paintPosition(i);
+  }
+
+  function paintArm(arm, view) {
+    const frame = frameAt(arm, state.at);
+    if (!frame) return;
+    const r = Math.min(state.at, arm.frames.length - 1), last = r === total(arm) - 1;
+    const guess = state.show === "guess", tokens = guess ? frame.guess : frame.shown;
+    const since = guess ? frame.guessSince : frame.since, byAge = state.colour === "age";
+    const law = last ? arm.frames[r - 1] : frame; // the output's confidence is its readout's
+    let changed = 0;
+    for (let i = 0; i < tokens.length; i++) {
+      const mark = frame.marks[i], fresh = r > 0 && since[i] === r;
+      if (fresh) changed++;
+      const level = byAge ? Math.min(7, Math.floor(Math.log2(1 + r - since[i]) * 1.6))
+        : Math.min(7, Math.floor(8 * (1 - law.deficit[i] / DEFICIT)));
+      let kind = `k${level}`;
+      if (mark & GIVEN) kind += " given";
+      else if (frame.isNew[i]) kind += " new";
+      else if (mark & VISIBLE) kind += " visible";
+      else if (mark & SELECTED) kind += " expired";
+      if (fresh) kind += " changed";
+      if (view.classes[i] !== kind) { view.spans[i].className = kind; view.classes[i] = kind; }
+      if (view.shown[i] !== tokens[i]) {
+        view.texts[i].data = visibleWord(arm.words.get(tokens[i]) ?? "\ufffd");
+        view.shown[i] = tokens[i];
+      }
+    }
+    const deficit = frame.meanDeficit === null ? "" : ` · deficit ${frame.meanDeficit.toFixed(3)}`;
+    view.facts.textContent = `${frame.selected} selected · ${changed} changed${deficit}`;
+    view.changed = changed;
+    view.text.classList.toggle("output", last);
+    if (state.pinned !== null || state.hovered !== null) markHere();
+  }
+
+  function markHere() {
+    const i = state.hovered ?? state.pinned;
+    for (const view of state.views) {
+      if (view.here !== undefined && view.here !== i) {
+        view.spans[view.here]?.classList.remove("here");
+        view.classes[view.here] = view.spans[view.here]?.className;
+      }
+      if (i !== null && view.spans[i]) {
+        view.spans[i].classList.add("here");
+        view.classes[i] = view.spans[i].className;
+        view.here = i;
+      }
+    }
+  }
+
+  function inspect(i, pin) {
+    if (pin) { state.pinned = i; state.hovered = null; } else state.hovered = i;
+    const shown = state.hovered ?? state.pinned;
+    $("position").hidden = shown === null;
+    $("hint").hidden = shown !== null;
+    markHere();
+    if (shown !== null) paintPosition(shown);
+  }
+
+  function paintPosition(i) {
+    const sides = make("div", "sides");
+    state.arms.forEach((arm, a) => {
+      const frame = frameAt(arm, state.at);
+      if (!frame || i >= arm.header.length) return;
+      const side = make("div", `side arm${a % 4}`), now = Math.min(state.at, arm.frames.length - 1);
+      const word = (token) => make("span", "word", JSON.stringify(flatWord(arm.words.get(token) ?? "\ufffd")));
+      const summary = make("p", "", `${arm.header.arm}: `);
+      summary.append(word(frame.shown[i]), ` ${describe(arm, i, now)}`);
+      side.append(summary);
+      if (now < total(arm) - 1 && !(frame.marks[i] & GIVEN)) {
+        const list = make("ol", "candidates"), k = arm.header.candidates;
+        for (let c = 0; c < k; c++) {
+          const mass = frame.mass[i * k + c] / MASS, item = make("li");
+          item.style.setProperty("--mass", `${100 * mass}%`);
+          item.append(word(frame.ids[i * k + c]), make("span", "", mass < 0.002 ? "< 0.2%" : `${(100 * mass).toFixed(1)}%`));
+          list.append(item);
+        }
+        side.append(list);
+      }
+      const history = make("div", "history");
+      for (let r = 0; r < arm.frames.length;) {
+        let end = r;
+        while (end + 1 < arm.frames.length && arm.frames[end + 1].shown[i] === arm.frames[r].shown[i]) end++;
+        const run = make("span", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
+        run.append(word(arm.frames[r].shown[i]));
+        history.append(run);
+        r = end + 1;
+      }
+      side.append(history);
+      sides.append(side);
+    });
+    $("position").replaceChildren(make("h3", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each step`), sides);
+    for (const run of document.querySelectorAll(".history .now")) {
+      run.parentNode.scrollLeft = run.offsetLeft - run.parentNode.offsetLeft - 60;
+    }
+  }
+
+  function describe(arm, i, now) {
+    const mark = arm.frames[now].marks[i];
+    if (mark & GIVEN) return "given";
+    if (!(mark & SELECTED)) return "revisable";
+    const at = arm.frames.findIndex((frame) => frame.marks[i] & SELECTED);
+    return `selected at step ${at}, ${mark & VISIBLE ? "visible" : "expired"}`;
+  }
+
+  // Timeline
+
+  const CHARTS = [
+    { title: "selected positions", value: (frame) => frame.selected, top: (arm) => arm.header.length, text: (v) => v },
+    { title: "mean deficit", value: (frame) => frame.meanDeficit, top: () => 1, text: (v) => v.toFixed(3) },
+  ];
+
+  function buildTimeline() {
+    $("timeline").replaceChildren(...CHARTS.map((chart) => {
+      const figure = make("figure"), caption = make("figcaption");
+      const drawing = svg("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: "chart", role: "img" });
+      state.arms.forEach((_, a) => drawing.append(svg("path", { class: `arm${a % 4}` })));
+      drawing.append(svg("line", { x1: 0, x2: 0, y1: 0, y2: 40 }));
+      const seek = (event) => {
+        if (event.type === "pointermove" && !event.buttons) return;
+        const box = drawing.getBoundingClientRect();
+        go(Math.round((event.clientX - box.left) / box.width * (frames() - 1)));
+      };
+      drawing.addEventListener("pointerdown", seek);
+      drawing.addEventListener("pointermove", seek);
+      caption.append(make("span", "", chart.title), make("span", "value"));
+      figure.append(caption, drawing);
+      return figure;
+    }));
+  }
+
+  function paintTimeline() {
+    const figures = $("timeline").children;
+    CHARTS.forEach((chart, c) => {
+      const drawing = figures[c].querySelector("svg"), n = frames() - 1;
+      const ends = [];
+      state.arms.forEach((arm, a) => {
+        const top = Math.max(1e-9, ...(c ? state.arms.flatMap((x) => x.frames.map(chart.value)) : [chart.top(arm)]));
+        const points = arm.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
+        drawing.children[a].setAttribute("d", points.map(([v, r], k) =>
+          `${k ? "L" : "M"}${(r / n * 100).toFixed(2)} ${(38.5 - 37 * v / top).toFixed(2)}`).join(""));
+        if (points.length) ends.push(`${arm.header.arm} ${chart.text(points[points.length - 1][0])}`);
+      });
+      figures[c].querySelector(".value").textContent = ends.join(" · ");
+      drawing.setAttribute("aria-label", `${chart.title} by step; last: ${ends.join(", ")}`);
+    });
+  }
+
+  // Moving
+
+  function announce() {
+    const parts = state.arms.map((arm, a) => {
+      const frame = frameAt(arm, state.at);
+      return frame ? `${arm.header.arm}: ${frame.selected} selected, ${state.views[a].changed} changed` : "";
+    });
+    $("announcer").textContent = `${$("where").textContent}. ${parts.join(". ")}.`;
+  }
+
+  function go(r, told = true) {
+    if (!state.arms.length) return;
+    const end = Math.max(0, arrived() - 1);
+    state.at = Math.min(Math.max(0, r), end);
+    state.follow = state.at === end;
+    paint();
+    if (told && !state.timer) announce();
+  }
+
+  function pause() {
+    clearInterval(state.timer);
+    state.timer = null;
+    $("play").classList.remove("playing");
+    $("play").setAttribute("aria-label", "Play");
+  }
+
+  function play() {
+    if (state.timer) { pause(); announce(); return; }
+    if (!state.arms.length) return;
+    if (state.at >= arrived() - 1 && !state.live) go(0, false);
+    $("play").classList.add("playing");
+    $("play").setAttribute("aria-label", "Pause");
+    state.timer = setInterval(() => {
+      if (state.at >= arrived() - 1) { if (!state.live) { pause(); announce(); } } else go(state.at + 1, false);
+    }, Number($("speed").value));
+  }
+
+  // What comes in
+
+  function step(parts) {
+    for (const part of parts) addFrame(state.arms[part.arm], fromBase64(part.frame), part.words);
+    if (arrived() === 1) setLetters();
+    paintTimeline();
+    if (state.follow && !state.timer) { state.at = arrived() - 1; }
+    paint();
+  }
+
+  function setLetters() {
+    state.arms.forEach((arm, a) => {
+      const words = [...arm.words.values()];
+      state.views[a].text.classList.toggle("letters", words.length > 0 && words.every((word) => [...word].length === 1));
+    });
+  }
+
+  function end(results) {
+    state.live = false;
+    results.forEach((result, a) => Object.assign(state.arms[a], result));
+    finish();
+  }
+
+  function finish() {
+    state.arms.forEach((arm, a) => {
+      const view = state.views[a];
+      view.asText.disabled = arm.text === null;
+      view.asFile.disabled = false;
+      view.scores.replaceChildren(...scoreLine(arm.scores));
+    });
+    announce();
+  }
+
+  function scoreLine(scores) {
+    if (scores.perplexity === undefined) return [];
+    const parts = [make("b", "", scores.perplexity.toFixed(1)), ` perplexity under ${scores.judge}`];
+    for (const name of ["entropy", "rep-4"]) {
+      if (scores[name] !== undefined) parts.push(" · ", make("b", "", scores[name].toFixed(name === "entropy" ? 2 : 3)), ` ${name}`);
+    }
+    return parts;
+  }
+
+  async function open(files) {
+    const arms = await Promise.all(files.map(readFile));
+    Object.assign(state, { arms, at: 0, live: false, follow: false });
+    build();
+    setLetters();
+    paintTimeline();
+    finish();
+    go(0);
+  }
+
+  // The tallest any frame needs, kept, so that nothing below moves while frames go by.
+  function fixHeight() {
+    const now = state.at, tallest = state.views.map(() => 0);
+    for (let r = 0; r < arrived(); r++) {
+      go(r, false);
+      state.views.forEach((view, a) => { tallest[a] = Math.max(tallest[a], view.text.offsetHeight); });
+    }
+    state.views.forEach((view, a) => { view.text.style.height = `${tallest[a]}px`; });
+    go(now, false);
+  }
+
+  // Stop arriving: what came stays, to look at.
+  function halt() { state.live = false; }
+
+  function wire() {
+    $("first").onclick = () => { pause(); go(0); };
+    $("last").onclick = () => { pause(); go(Infinity); };
+    $("back").onclick = () => { pause(); go(state.at - 1); };
+    $("forward").onclick = () => { pause(); go(state.at + 1); };
+    $("play").onclick = play;
+    $("scrub").oninput = () => { pause(); go(Number($("scrub").value)); };
+    $("speed").onchange = () => { if (state.timer) { pause(); play(); } };
+    $("show").onchange = () => { state.show = $("show").value; go(state.at); };
+    $("colour").onchange = () => {
+      state.colour = $("colour").value;
+      $("arms").classList.remove("confidence", "age", "none");
+      $("arms").classList.add(state.colour);
+      go(state.at);
+    };
+    $("layout").onchange = () => { $("arms").classList.toggle("grid", $("layout").value === "grid"); };
+    $("arms").classList.add(state.colour);
+    document.addEventListener("keydown", (event) => {
+      const tag = event.target.tagName, typing = ["INPUT", "SELECT", "TEXTAREA"].includes(tag);
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      if (typing && !(event.target === $("scrub") && event.key === " ")) return; // the scrubber knows its other keys
+      if (event.key === " " && (tag === "BUTTON" || tag === "SUMMARY")) return;
+      const act = {
+        ArrowLeft: () => { pause(); go(state.at - 1); }, ArrowRight: () => { pause(); go(state.at + 1); },
+        Home: () => { pause(); go(0); }, End: () => { pause(); go(Infinity); }, " ": play,
+      }[event.key];
+      if (!act || !state.arms.length) return;
+      event.preventDefault();
+      act();
+    });
+  }
+
+  wire();
+  return { begin, step, end, halt, open, go, fixHeight, state, make, fileOf };
+})();

@@ -1,0 +1,69 @@
+"""The page: one template with its style and script inline, for files that are embedded and for the playground.
+
+Whatever is put in is escaped for where it stands, and the page's own security policy names the hash of its script and
+of its style: nothing else runs, and a self-contained page cannot reach a network at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from limpet.view.trajectory import Trajectory
+
+
+def asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def self_contained(trajectories: list[Trajectory], title: str | None = None) -> str:
+    """One HTML page with the trajectories inside."""
+    models = ", ".join(dict.fromkeys(trajectory.header.model for trajectory in trajectories))
+    files = [base64.b64encode(trajectory.to_bytes()).decode() for trajectory in trajectories]
+    return _fill(
+        title=title or f"{models}: a sample comes into being",
+        lead=" · ".join(trajectory.header.arm for trajectory in trajectories),
+        data={"files": files},
+        script=asset("viewer.js") + asset("open.js"),
+        connect="'none'",
+    )
+
+
+def playground(about: dict[str, Any]) -> str:
+    """The playground's page; `about` tells it the models, the policy's fields and the limits."""
+    return _fill(
+        title="limpet",
+        lead="watch a diffusion language model write, one reveal at a time",
+        data=about,
+        script=asset("viewer.js") + asset("playground.js"),
+        connect="'self'",
+        form=asset("playground.html"),
+    )
+
+
+def for_script(value: Any) -> str:
+    """JSON that may stand inside a <script> element: nothing in it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _fill(*, title: str, lead: str, data: Any, script: str, connect: str, form: str = "") -> str:
+    style = asset("viewer.css")
+    csp = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "title": html.escape(title), "lead": html.escape(lead), "csp": html.escape(csp), "style": style,
+        "script": script, "form": form, "data": for_script(data),
+    }  # fmt: skip
+    # In one pass, so that what is put in is never itself filled.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], asset("page.html"))

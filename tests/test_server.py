@@ -1,0 +1,465 @@
+"""The playground's server: answers as the library gives them, every bad request a sentence, and no client in the way
+of another. Each test talks to a real server on a port of its own."""
+
+import asyncio
+import base64
+import gc
+import json
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import limpet
+from limpet.denoisers import files
+from limpet.denoisers.exact import Source
+from limpet.denoisers.sources import Letters, source
+from limpet.errors import LimpetError
+from limpet.policy import Policy
+from limpet.view.jobs import Limits
+from limpet.view.server import application, serving
+from limpet.view.trajectory import Header, Trajectory, record
+
+EVENTS = {"Accept": "text/event-stream"}
+STATM = Path("/proc/self/statm")
+SLOW = 0.05  # seconds of a slow step
+
+
+class Slow(Source):
+    """A source that takes its time, counts its calls, and breaks when told."""
+
+    def __init__(self):
+        self.inner, self.calls, self.gate, self.broken = source("exact:verses"), 0, threading.Event(), False
+        super().__init__("slow", self.inner.vocab_size, self.inner.length, (torch.zeros(1),))
+        self.tokenizer = Letters()
+        self.gate.set()
+
+    def law(self, tokens, signal):
+        self.gate.wait(20)
+        self.calls += 1
+        time.sleep(SLOW)
+        if self.broken:
+            raise RuntimeError("a wire came loose")
+        return self.inner.law(tokens, signal)
+
+    def log_prob(self, tokens):
+        return self.inner.log_prob(tokens)
+
+    def draw(self, n, seed):
+        return self.inner.draw(n, seed)
+
+
+@contextmanager
+def server(models=None, **limits):
+    app = application(models or {"exact:words": limpet.load("exact:words")}, None, Limits(**limits))
+    with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        client.desk = app.state.desk
+        yield client
+
+
+@pytest.fixture(scope="module")
+def words():
+    return limpet.load("exact:words")
+
+
+@pytest.fixture(scope="module")
+def client(words):
+    with server({"exact:words": words, "exact:chain": limpet.load("exact:chain")}) as client:
+        yield client
+
+
+def events(response):
+    """[(kind, data)] of a body of server-sent events."""
+    found = []
+    for block in response.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+# Answers
+
+
+def test_samples_are_the_librarys(client, words):
+    ask = {"policy": {"nfe": 8, "budget": 0.25}, "n": 3, "seed": 5, "prompt": "moon "}
+    rows = client.post("/api/sample", json=ask).json()["samples"]
+    made = limpet.sample(words, Policy(nfe=8, budget=0.25), 3, 5, prefix="moon ")
+    assert [{**row, "scores": None} for row in rows] == [{**row, "scores": None} for row in made.rows()]
+    for row, tokens in zip(rows, made.tokens, strict=True):
+        assert row["scores"]["nll"] == pytest.approx(-float(words.log_prob(tokens[None])) / 160)
+        assert row["scores"]["judge"] == "the true law"
+
+
+def test_a_comparison_is_paired(client, words):
+    ask = {"arms": {"a": {"nfe": 6}, "b": {"nfe": 6, "horizon": 0}}, "seed": 7, "score": False}
+    arms = client.post("/api/compare", json=ask).json()["arms"]
+    assert arms["a"]["text"] == limpet.sample(words, Policy(nfe=6), 1, 7).texts[0]
+    assert arms["b"]["text"] == limpet.sample(words, Policy(nfe=6, horizon=0), 1, 7).texts[0]
+    assert arms["a"]["scores"] == {}
+
+
+def test_words_are_held_in_the_middle(client):
+    ask = {"policy": {"nfe": 6}, "fixed": [{"position": 50, "text": "tide "}, {"position": 10, "text": "surf "}]}
+    text = client.post("/api/sample", json=ask).json()["samples"][0]["text"]
+    assert text[50:55] == "tide "
+    assert text[10:15] == "surf "
+
+
+def test_a_stream_is_a_trajectory_step_by_step(client, words):
+    """Header and frames as they come, put together by hand, are the library's own record."""
+    arms = {"native": {"nfe": 6, "horizon": 0}, "CRS": {"nfe": 6}}
+    answer = client.post("/api/compare", json={"arms": arms, "seed": 3}, headers=EVENTS)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    told = events(answer)
+    assert [kind for kind, _ in told] == ["begin"] + ["step"] * 7 + ["end"]
+    for a, (name, policy) in enumerate(arms.items()):
+        about = told[0][1]["arms"][a]
+        assert (about.pop("format"), about.pop("version")) == ("limpet trajectory", 1)
+        header, words_seen, frames = Header(**about), {}, []
+        for _, step in told[1:-1]:
+            part = step["arms"][a]
+            words_seen |= {int(token): word for token, word in part["words"].items()}
+            frames.append(header.unpack(base64.b64decode(part["frame"])))
+        end = told[-1][1]["arms"][a]
+        mine = Trajectory(header, frames, words_seen, end["text"])
+        assert mine.to_bytes() == record(words, Policy.from_dict(policy), seed=3, arm=name).to_bytes()
+        assert end["scores"]["perplexity"] > 1
+
+
+def test_a_trajectory_as_a_file(client, words):
+    answer = client.post(
+        "/api/sample",
+        json={"policy": {"nfe": 5}, "score": False},
+        headers={"Accept": "application/x-limpet-trajectory"},
+    )
+    assert answer.content == record(words, Policy(nfe=5)).to_bytes()
+    assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_the_small_routes(client):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+    names = [model["name"] for model in client.get("/api/models").json()["models"]]
+    assert names == ["exact:words", "exact:chain"]
+    home = client.get("/")
+    assert home.text.startswith("<!doctype html>")
+    assert home.headers["x-content-type-options"] == "nosniff"
+    for path, method in (("/nothing", "GET"), ("/api/sample", "GET"), ("/", "DELETE")):
+        answer = client.request(method, path)
+        assert answer.status_code in (404, 405)
+        assert answer.json()["error"]
+
+
+def test_only_this_machines_names_are_served(client):
+    assert client.get("/health", headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/health", headers={"Host": "localhost:1234"}).status_code == 200
+
+
+# Bad requests
+
+
+SCRIPT = "<script>alert(1)</script>"
+BAD = {
+    "not json": (b"{", 400),
+    "empty": (b"", 400),
+    "not utf-8": (b'{"prompt": "\xff\xfe"}', 400),
+    "nan": (b'{"policy": {"warmup": NaN}}', 400),
+    "infinity": (b'{"policy": {"budget": 1e999}}', 400),
+    "deep": (b"[" * 20000, 400),
+    "long number": (b'{"seed": ' + b"9" * 5000 + b"}", 400),
+    "array": (b"[]", 422),
+    "null": (b"null", 422),
+    "too large": (b'{"prompt": "' + b"a" * 70000 + b'"}', 413),
+    "unknown field": (b'{"sed": 1}', 422),
+    "unknown policy field": (b'{"policy": {"horizn": 1}}', 422),
+    "script as a field": (json.dumps({SCRIPT: 1}).encode(), 422),
+    "script as a model": (json.dumps({"model": SCRIPT}).encode(), 422),
+    "script as a policy": (json.dumps({"policy": {SCRIPT: 1}}).encode(), 422),
+    "script as a prompt": (json.dumps({"prompt": SCRIPT}).encode(), 422),
+    "a path as a model": (b'{"model": "../../etc/passwd"}', 422),
+    "a model of the hub": (b'{"model": "s-sahoo/duo"}', 422),
+    "negative seed": (b'{"seed": -1}', 422),
+    "fractional seed": (b'{"seed": 1.5}', 422),
+    "boolean seed": (b'{"seed": true}', 422),
+    "large seed": (b'{"seed": 9007199254740993}', 422),
+    "no samples": (b'{"n": 0}', 422),
+    "too many samples": (b'{"n": 1000}', 422),
+    "too many calls": (b'{"policy": {"nfe": 100000}}', 422),
+    "negative calls": (b'{"policy": {"nfe": -4}}', 422),
+    "huge count": (b'{"policy": {"count": 1' + b"0" * 30 + b"}}", 422),
+    "huge horizon": (b'{"policy": {"horizon": 1' + b"0" * 30 + b"}}", 422),
+    "policy a list": (b'{"policy": []}', 422),
+    "policy fields of odd kinds": (b'{"policy": {"endpoint": [], "grid": {}}}', 422),
+    "recorded values": (b'{"policy": {"values": "recorded"}}', 422),
+    "length too long": (b'{"length": 100000}', 422),
+    "length the source cannot do": (b'{"length": 12}', 422),
+    "prompt a number": (b'{"prompt": 3}', 422),
+    "prompt too long": (json.dumps({"prompt": "a" * 161}).encode(), 422),
+    "half a character": (b'{"prompt": "\\ud800"}', 422),
+    "letters it does not know": ('{"prompt": "été"}'.encode(), 422),
+    "fixed not a list": (b'{"fixed": {}}', 422),
+    "fixed without text": (b'{"fixed": [{"position": 1}]}', 422),
+    "fixed outside": (b'{"fixed": [{"position": 158, "text": "tide"}]}', 422),
+    "fixed twice": (b'{"prompt": "moon", "fixed": [{"position": 2, "text": "tide"}]}', 422),
+    "score a string": (b'{"score": "yes"}', 422),
+}
+
+
+@pytest.mark.parametrize("headers", [{}, EVENTS], ids=["json", "events"])
+@pytest.mark.parametrize(("body", "status"), BAD.values(), ids=BAD)
+def test_a_bad_request_gets_a_sentence(client, body, status, headers):
+    answer = client.post("/api/sample", content=body, headers={"Content-Type": "application/json", **headers})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    sentence = answer.json()["error"]
+    assert sentence
+    assert "\n" not in sentence
+    assert len(sentence) < 400
+
+
+@pytest.mark.parametrize(
+    "arms", [{}, [], 3, {"": {}}, {"a" * 81: {}}, {"a": 3}, {str(i): {} for i in range(5)}, {"\ud800": {}}], ids=str
+)
+def test_bad_arms(client, arms):
+    body = json.dumps({"arms": arms})
+    answer = client.post("/api/compare", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+
+
+def test_other_content_types_are_refused(client):
+    """So that no page of another site can make a browser send work here."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert client.post("/api/sample", content=b"{}", headers={"Content-Type": kind}).status_code == 415
+
+
+def test_a_chunked_body_cannot_exceed_the_limit(client):
+    sent = []
+
+    def chunks():
+        for i in range(1000):
+            sent.append(i)
+            yield b" " * 65536
+
+    try:
+        status = client.post("/api/sample", content=chunks(), headers={"Content-Type": "application/json"}).status_code
+    except httpx.TransportError:  # the server closed before all was sent
+        status = 413
+    assert status == 413
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_the_description_holds_under_fuzzing(words, mode):
+    """schemathesis: whatever is sent, no 5xx, and every answer is as described."""
+    import schemathesis
+    from schemathesis import checks
+
+    models = {"exact:words": words, "exact:verses": limpet.load("exact:verses")}
+    app = application(models, None, Limits(steps=4, samples=2))
+    schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
+    held = [
+        checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
+        checks.response_schema_conformance, checks.negative_data_rejection,
+    ]  # fmt: skip
+    seen = set()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if mode == "negative" and operation.method == "get":
+            continue  # it takes nothing that could be wrong
+
+        @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+        @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        def fuzz(case):
+            answer = case.call()
+            seen.add((case.path, answer.status_code))
+            case.validate_response(answer, checks=held)
+
+        fuzz()
+    if mode == "positive":
+        assert {(path, 200) for path in ("/api/sample", "/api/compare", "/api/models", "/health", "/ready")} <= seen
+    else:
+        assert {status for _, status in seen} <= {400, 415, 422}
+
+
+# Many clients
+
+
+def settled(desk, seconds=5.0):
+    """Wait until nobody is inside."""
+    ends = time.monotonic() + seconds
+    while desk.inside and time.monotonic() < ends:
+        time.sleep(0.005)
+    return not desk.inside
+
+
+def test_a_full_queue_says_when_to_come_again():
+    model = Slow()
+    model.gate.clear()
+    ask = {"policy": {"nfe": 3}}
+    with server({"slow": model}, queue=1) as client:
+        with httpx.Client(base_url=client.base_url, timeout=30) as other:
+            statuses = []
+            threads = [
+                threading.Thread(target=lambda: statuses.append(other.post("/api/sample", json=ask).status_code))
+                for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            while len(client.desk.inside) < 2:
+                time.sleep(0.005)
+            refused = client.post("/api/sample", json=ask)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert "come again" in refused.json()["error"]
+            assert client.get("/ready").status_code == 503
+            assert client.get("/health").status_code == 200
+            model.gate.set()
+            for thread in threads:
+                thread.join()
+        assert statuses == [200, 200]
+        assert settled(client.desk)
+        assert client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("headers", [EVENTS, {}], ids=["events", "json"])
+def test_a_client_that_leaves_frees_its_slot_within_a_step(headers):
+    model = Slow()
+    with server({"slow": model}, queue=0) as client:
+        if headers:
+            with client.stream("POST", "/api/sample", json={"policy": {"nfe": 200}}, headers=headers) as answer:
+                lines = answer.iter_lines()
+                while not next(lines).startswith("event: step"):
+                    pass
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/api/sample", json={"policy": {"nfe": 200}}, timeout=3 * SLOW)
+        begun, calls = time.monotonic(), model.calls
+        assert settled(client.desk)
+        assert model.calls - calls <= 2  # the step under way, and one that began as the news travelled
+        assert time.monotonic() - begun < 1
+        assert client.post("/api/sample", json={"policy": {"nfe": 2}}).status_code == 200
+
+
+def test_a_waiting_client_that_leaves_frees_its_place_at_once():
+    model = Slow()
+    model.gate.clear()
+    with server({"slow": model}, queue=1) as client, httpx.Client(base_url=client.base_url, timeout=30) as other:
+        first = threading.Thread(target=lambda: other.post("/api/sample", json={"policy": {"nfe": 2}}))
+        first.start()
+        while not client.desk.inside:
+            time.sleep(0.005)
+        with client.stream("POST", "/api/sample", json={}, headers=EVENTS) as answer:
+            lines = answer.iter_lines()  # kept, since the stream ends with it
+            assert next(lines) == "event: queued"
+            assert len(client.desk.inside) == 2
+        ends = time.monotonic() + 5
+        while len(client.desk.inside) > 1 and time.monotonic() < ends:
+            time.sleep(0.005)
+        assert len(client.desk.inside) == 1
+        model.gate.set()
+        first.join()
+
+
+def test_a_request_has_its_time():
+    with server({"slow": Slow()}, seconds=3 * SLOW) as client:
+        begun = time.monotonic()
+        answer = client.post("/api/sample", json={"policy": {"nfe": 100}})
+        assert answer.status_code == 422
+        assert "fewer calls" in answer.json()["error"]
+        told = events(client.post("/api/sample", json={"policy": {"nfe": 100}}, headers=EVENTS))
+        assert told[-1][0] == "error"
+        assert time.monotonic() - begun < 10
+
+
+def test_a_broken_model_harms_one_request_alone(words):
+    model = Slow()
+    with server({"slow": model, "exact:words": words}) as client:
+        model.broken = True
+        answer = client.post("/api/sample", json={"policy": {"nfe": 3}})
+        assert answer.status_code == 500
+        assert "log" in answer.json()["error"]
+        assert "wire" not in answer.text
+        good = client.post("/api/sample", json={"model": "exact:words", "policy": {"nfe": 3}})
+        assert good.status_code == 200
+        assert settled(client.desk)
+
+
+def test_fifty_clients_at_once_all_get_an_answer(words):
+    async def crowd(address):
+        async with httpx.AsyncClient(base_url=address, timeout=60, limits=httpx.Limits(max_connections=60)) as many:
+            asks = [
+                many.post("/api/compare", json={"seed": i, "arms": {"a": {"nfe": 4}}}, headers=EVENTS if i % 2 else {})
+                for i in range(50)
+            ]
+            return await asyncio.gather(*asks)
+
+    with server({"exact:words": words}, queue=8) as client:
+        answers = asyncio.run(crowd(client.base_url))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) <= {200, 429}
+        assert statuses.count(200) >= 9
+        for i, answer in enumerate(answers):
+            if answer.status_code == 429:
+                assert int(answer.headers["retry-after"]) >= 1
+            elif i % 2:
+                assert events(answer)[-1][0] == "end"
+            else:
+                assert answer.json()["arms"]["a"]["text"] == limpet.sample(words, Policy(nfe=4), 1, i).texts[0]
+        assert settled(client.desk)
+        assert client.post("/api/sample", json={"policy": {"nfe": 2}}).status_code == 200
+
+
+def resident():
+    return int(STATM.read_text().split()[1]) * 4096
+
+
+def grown(client, ask, warm, requests):
+    """Bytes of memory that come with some requests, after some others."""
+
+    def send(count):
+        for i in range(count):
+            headers = EVENTS if i % 2 else {}
+            assert client.post("/api/compare", json={**ask, "seed": i}, headers=headers).status_code == 200
+        gc.collect()
+        return resident()
+
+    before = send(warm)
+    return send(requests) - before
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="this system has no /proc to read memory from")
+def test_memory_stays_flat_over_200_requests(client):
+    ask = {"arms": {"native": {"nfe": 3, "horizon": 0}, "CRS": {"nfe": 3}}, "score": False}
+    assert grown(client, ask, 40, 200) < 12 * 2**20
+
+
+@pytest.mark.long
+def test_memory_stays_flat_over_200_requests_to_mini():
+    if "mini" not in files.builtin_names():
+        pytest.skip("mini is not built in here")
+    judge = limpet.load_judge("mini-judge")
+    app = application({"mini": limpet.load("mini", device="cpu")}, judge, Limits())
+    with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+        ask = {"arms": {"native": {"nfe": 16, "horizon": 0}, "CRS": {"nfe": 16}}}
+        assert grown(client, ask, 10, 200) < 48 * 2**20
+
+
+def test_limits_are_checked():
+    for wrong in ({"queue": -1}, {"steps": 0}, {"seconds": float("nan")}):
+        with pytest.raises(LimpetError, match="the limit on"):
+            Limits(**wrong)
+
+
+def test_a_port_that_is_taken_is_named(client):
+    from limpet.commands.serve import listen
+
+    with pytest.raises(LimpetError, match="cannot be used"):
+        listen("127.0.0.1", client.base_url.port)
+    with pytest.raises(LimpetError, match="cannot be used"):
+        listen("127.0.0.1", 99999999)
+    listen("127.0.0.1", 0).close()

@@ -1,0 +1,254 @@
+"""The terminal and the page: what is marked, what is escaped, and that the page holds all it needs."""
+
+import base64
+import hashlib
+import html.parser
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import limpet
+from limpet.commands import view, watch
+from limpet.errors import LimpetError
+from limpet.policy import Policy
+from limpet.view import page, terminal
+from limpet.view.trajectory import Trajectory, record
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028{{data}}"
+
+
+@pytest.fixture(scope="module")
+def words():
+    return limpet.load("exact:words")
+
+
+@pytest.fixture(scope="module")
+def paths(words):
+    return [record(words, policy, seed=4) for policy in (Policy(nfe=8, horizon=0), Policy(nfe=8, horizon=2))]
+
+
+def reel(path: Trajectory):
+    made = terminal.Reel(path.header)
+    for frame in path.frames:
+        made.add(frame, path.words)
+    return made
+
+
+def printed(renderable, **options):
+    console = Console(width=100, record=True, file=io.StringIO(), **options)
+    console.print(renderable)
+    return console.export_text()
+
+
+# The terminal
+
+
+def test_every_position_has_the_mark_it_should(paths):
+    """Marks by their definitions: new at the first frame after selection, visible for H steps, expired after."""
+    path = paths[1]
+    shown = reel(path)
+    first = {}
+    for r, frame in enumerate(path.frames):
+        kinds = shown.kinds(r)
+        for i, mark in enumerate(frame.marks):
+            if not mark & 1:
+                changed = r > 0 and shown.shown(r)[i] != shown.shown(r - 1)[i]
+                assert kinds[i] == ("changed" if changed else "plain")
+                continue
+            first.setdefault(i, r)
+            age = min(r, path.header.frames - 2) - first[i]  # the output keeps the readout's marks
+            assert kinds[i] == ("new" if r == first[i] else "visible" if age < 2 else "expired")
+    assert first
+
+
+def test_the_text_can_be_read_off_the_screen(paths):
+    text = printed(terminal.render([reel(paths[0])], 8))
+    letters = "".join(re.findall(r"│(.*?)│", text)).replace(" ", "")
+    assert paths[0].text.replace(" ", "") in letters
+    assert "output after 8 calls · 0 selected" in text
+
+
+def test_arms_stand_side_by_side(paths):
+    text = printed(terminal.render([reel(path) for path in paths], 3))
+    assert text.count("step 4/8") == 2
+    assert any("native" in line and "horizon 2" in line for line in text.splitlines())
+
+
+def test_a_sparkline_spans_its_values():
+    assert terminal.sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
+    assert terminal.sparkline([i / 99 for i in range(100)], 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_a_word_cannot_drive_the_terminal():
+    assert terminal.word("\x1b[2Jgone\x07\u202e") == "␣[2Jgone␣␣"
+    assert terminal.word("\n") == "↵\n"
+    assert terminal.word("") == "·"
+
+
+def test_watch_live_ends_in_the_sample(words, capsys):
+    watch.run(model="exact:words", against="native", seed=4, policy=Policy(nfe=8))
+    text = capsys.readouterr().out
+    assert "native" in text
+    assert "CRS" in text
+    for policy in (Policy(nfe=8), Policy(nfe=8, horizon=0)):
+        made = limpet.sample(words, policy, n=1, seed=4).texts[0]
+        assert made[:20] in text
+
+
+def test_watch_from_files(paths, tmp_path, capsys):
+    for name, path in zip("ab", paths, strict=True):
+        path.save(tmp_path / name)
+    watch.run((tmp_path / "a", tmp_path / "b"))
+    assert paths[0].text[:20] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("native", Policy(nfe=8, horizon=0)),
+        ("top-p .9", Policy(nfe=8, horizon=0, top_p=0.9)),
+        ("top_p=0.9, horizon=0", Policy(nfe=8, horizon=0, top_p=0.9)),
+        ("late-top-p=0.5,endpoint=ancestral", Policy(nfe=8, late_top_p=0.5, endpoint="ancestral")),
+    ],
+)
+def test_an_arm_by_name_or_by_fields(text, expected):
+    assert watch.parse_arm(text, Policy(nfe=8)) == (text, expected)
+
+
+@pytest.mark.parametrize("text", ["natve", "horizon=", "horizn=3", "nfe=x", ""])
+def test_an_arm_that_is_none(text):
+    with pytest.raises(LimpetError):
+        watch.parse_arm(text, Policy(nfe=8))
+
+
+def test_watch_says_what_to_mend():
+    with pytest.raises(LimpetError, match="same sampler"):
+        watch.run(model="exact:words", against="CRS", policy=Policy(nfe=4))
+    with pytest.raises(LimpetError, match="delay"):
+        watch.run(model="exact:words", delay=-1)
+
+
+# The page
+
+
+class Parts(html.parser.HTMLParser):
+    """Every tag with its attributes, and what stands in scripts, styles and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inside, self.stack = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.stack.append(tag)
+        if tag in ("script", "style"):
+            self.inside.append((tag, dict(attrs), ""))
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] in ("script", "style"):
+            tag, attributes, text = self.inside.pop()
+            self.inside.append((tag, attributes, text + data))
+
+    def handle_endtag(self, tag):
+        if tag in self.stack:
+            while self.stack.pop() != tag:
+                pass
+
+
+def hostile(path):
+    header = path.header.__class__(**{**path.header.__dict__, "arm": HOSTILE, "model": HOSTILE})
+    return Trajectory(header, path.frames, {**path.words, 0: HOSTILE}, HOSTILE, path.scores)
+
+
+def test_a_page_holds_its_files_and_reaches_nothing(paths):
+    made = page.self_contained(paths)
+    parts = Parts(made)
+    scripts = [text for tag, attributes, text in parts.inside if tag == "script" and "type" not in attributes]
+    styles = [text for tag, _, text in parts.inside if tag == "style"]
+    (data,) = [text for tag, attributes, text in parts.inside if attributes.get("type") == "application/json"]
+    files = json.loads(data)["files"]
+    assert [base64.b64decode(file) for file in files] == [path.to_bytes() for path in paths]
+    for tag, attributes in parts.tags:
+        assert not {"src", "href"} & set(attributes) or attributes["href"].startswith("data:"), tag
+        assert not [name for name in attributes if name.startswith("on")]
+    assert "url(" not in styles[0]
+    assert "@import" not in styles[0]
+    (csp,) = [a["content"] for _, a in parts.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.split(" ", 1) for rule in csp.split("; "))
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
+    for rule, (text,) in {"script-src": scripts, "style-src": styles}.items():
+        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_hostile_names_and_words_stay_text(paths):
+    plain, spoilt = page.self_contained(paths[:1]), page.self_contained([hostile(paths[0])], HOSTILE)
+    assert [tag for tag, _ in Parts(plain).tags] == [tag for tag, _ in Parts(spoilt).tags]
+    assert "alert(1)</script>" not in spoilt
+    assert "onerror=alert(2)>" not in spoilt
+    about = page.playground({"models": [{"name": HOSTILE}]})
+    assert "alert(1)</script>" not in about
+    (data,) = [text for _, attributes, text in Parts(about).inside if attributes.get("type") == "application/json"]
+    assert json.loads(data)["models"][0]["name"] == HOSTILE
+
+
+def test_the_scripts_never_parse_text_as_html():
+    for name in ("viewer.js", "open.js", "playground.js"):
+        source = page.asset(name)
+        for danger in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert danger not in source, (name, danger)
+
+
+def test_view_writes_a_page(paths, tmp_path, capsys):
+    files = []
+    for name, path in zip("ab", paths, strict=True):
+        path.save(tmp_path / name)
+        files.append(tmp_path / name)
+    view.run(tuple(files), out_file=tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert "do not share" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("files", [(), (Path("missing"),), (Path(__file__),)])
+def test_view_says_what_to_mend(files, tmp_path):
+    with pytest.raises(LimpetError):
+        view.run(files, out_file=tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_sample_records_the_path_of_its_first_sample(tmp_path, capsys):
+    from limpet.commands import sample
+
+    sample.run(model="exact:words", n=2, seed=6, record=tmp_path / "a.limpet", policy=Policy(nfe=5))
+    told = capsys.readouterr()
+    assert Trajectory.load(tmp_path / "a.limpet").text in told.out
+    assert "differs" not in told.err
+    with pytest.raises(LimpetError, match="does not exist"):
+        sample.run(model="exact:words", record=tmp_path / "no" / "a.limpet")
+
+
+def test_the_commands_read_their_arguments(tmp_path, paths, capsys):
+    """Through tyro, as the command line does."""
+    import tyro
+
+    from limpet.commands import serve
+
+    commands = {"watch": watch.run, "view": view.run, "serve": serve.run}
+    paths[0].save(tmp_path / "a.limpet")
+    tyro.extras.subcommand_cli_from_dict(commands, args=["watch", str(tmp_path / "a.limpet"), "--delay", "0"])
+    assert paths[0].text[:20] in capsys.readouterr().out
+    arguments = ["view", str(tmp_path / "a.limpet"), str(tmp_path / "a.limpet"), "-o", str(tmp_path / "page.html")]
+    tyro.extras.subcommand_cli_from_dict(commands, args=arguments)
+    assert (tmp_path / "page.html").exists()
+    with pytest.raises(LimpetError, match="cannot be used"):
+        tyro.extras.subcommand_cli_from_dict(
+            commands, args=["serve", "--models", "exact:words", "--port", "70000", "--limit.seconds", "5"]
+        )
+    for name in commands:
+        with pytest.raises(SystemExit):
+            tyro.extras.subcommand_cli_from_dict(commands, args=[name, "--help"])
+        assert "$ limpet " + name in capsys.readouterr().out
