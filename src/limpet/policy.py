@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from limpet.errors import LimpetError
@@ -89,11 +89,12 @@ class Policy:
 
     def but(self, **changes: Any) -> Policy:
         """The same policy with some fields changed."""
-        return replace(self, **changes)
+        return Policy.from_dict({**self.to_dict(), **changes})
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """A whole number that fits a tensor."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
 
 
 def _between(value: object, low: float, high: float) -> bool:

@@ -77,7 +77,7 @@ def forward_law(x: Tensor, signal: float | Tensor, vocab_size: int) -> Tensor:
 
 def bridge(x: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor, vocab_size: int) -> Tensor:
     """q(s|0,t): the law of the token at s given the clean token x and the token z at t (eq. 3)."""
-    signal_t, signal_s = torch.as_tensor(signal_t), torch.as_tensor(signal_s)
+    signal_t, signal_s = (torch.as_tensor(s, dtype=torch.float64) for s in (signal_t, signal_s))
     # The channel is symmetric, so q(z|y) read along y is the forward law started at z.
     joint = forward_law(x, signal_s, vocab_size) * forward_law(z, signal_t / signal_s, vocab_size)
     return joint / joint.sum(-1, keepdim=True)
@@ -111,10 +111,10 @@ def reverse_law(law: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: floa
     stay = _point(z, vocab_size)
     signal_t, signal_s = _column(signal_t, law), _column(signal_s, law)
     law_at_z = law.gather(-1, z.unsqueeze(-1))
-    weight_stay = signal_t * vocab_size * law_at_z + signal_t / signal_s - signal_t
+    weight_stay = signal_t * vocab_size * law_at_z + (signal_t / signal_s - signal_t)
     weight_draw = signal_s - signal_t
     weight_uniform = (1 - signal_t / signal_s) * (1 - signal_s)
-    total = signal_t * vocab_size * law_at_z + 1 - signal_t
+    total = signal_t * vocab_size * law_at_z + (1 - signal_t)
     return (weight_stay * stay + weight_draw * law + weight_uniform / vocab_size) / total
 
 

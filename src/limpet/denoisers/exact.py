@@ -65,8 +65,8 @@ class Mixture(Source):
     A sequence is `phrases` such blocks of S tokens, one after the other, each with a mode of its own."""
 
     def __init__(self, weights: Tensor, laws: Tensor, phrases: int = 1, name: str = "mixture") -> None:
-        self.weights = weights.double() / weights.sum()
-        self.laws = laws.double() / laws.sum(-1, keepdim=True)
+        self.weights = _normal(weights.double())
+        self.laws = _normal(laws.double())
         self.phrases = phrases
         super().__init__(name, laws.shape[2], phrases * laws.shape[1], (self.weights, self.laws))
 
@@ -90,7 +90,10 @@ class Mixture(Source):
 
     def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
         modes = self.mode_law(tokens, signal).view(-1, *self.laws.shape[1::-1])  # (P, S, K)
-        return torch.einsum("psk,ksv->psv", modes, self.laws).reshape(len(tokens), self.length, -1)
+        law = torch.zeros(1, dtype=torch.float64)
+        for k, words in enumerate(self.laws):  # one by one: a matrix product's rounding depends on the batch
+            law = law + modes[..., k, None] * words
+        return law.reshape(len(tokens), self.length, -1)
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         blocks = self._by_mode(self._blocks(tokens)).log().sum(-1) + self.weights.log()
@@ -114,8 +117,8 @@ class Markov(Source):
     """A chain with first-token law `initial` (V,) and rows `transition` (V, V), by forward-backward."""
 
     def __init__(self, initial: Tensor, transition: Tensor, length: int, name: str = "markov") -> None:
-        self.initial = initial.double() / initial.sum()
-        self.transition = transition.double() / transition.sum(-1, keepdim=True)
+        self.initial = _normal(initial.double())
+        self.transition = _normal(transition.double())
         super().__init__(name, len(initial), length, (self.initial, self.transition))
 
     def law(self, tokens: Tensor, signal: Tensor) -> Tensor:
@@ -123,9 +126,9 @@ class Markov(Source):
         evidence = self._evidence(signal, points)  # (B, L, V): of the noisy token, for each clean one
         ahead = [self.initial.expand(len(tokens), -1)]  # the clean token given the noisy ones before it
         behind = [torch.ones_like(ahead[0])]  # the likelihood of the noisy ones after it
-        for i in range(self.length - 1):
-            ahead.append(_normal((ahead[-1] * evidence[:, i]) @ self.transition))
-            behind.append(_normal((behind[-1] * evidence[:, self.length - 1 - i]) @ self.transition.T))
+        for i in range(self.length - 1):  # sums, not matrix products, whose rounding depends on the batch
+            ahead.append(_normal(((ahead[-1] * evidence[:, i])[:, None] * self.transition.T).sum(-1)))
+            behind.append(_normal(((behind[-1] * evidence[:, self.length - 1 - i])[:, None] * self.transition).sum(-1)))
         return _normal(torch.stack(ahead, 1) * torch.stack(behind[::-1], 1))
 
     def log_prob(self, tokens: Tensor) -> Tensor:

@@ -1,0 +1,171 @@
+"""Algorithm 1 for one sample in plain Python: lists and loops, nothing shared with the package but the model.
+
+It knows every knob of a policy and uses the same uniforms for the same ends, so its tokens are the sampler's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import literal
+
+START, COINS, TOKENS, VALUES = 0, 1, 2, 3  # purposes
+EPS = 1e-5
+
+
+@dataclass
+class Path:
+    """What a sample did, step by step."""
+
+    tokens: list[int] = field(default_factory=list)  # the output
+    states: list[list[int]] = field(default_factory=list)  # before each call
+    inputs: list[list[int]] = field(default_factory=list)  # of each call
+    laws: list[list[list[float]]] = field(default_factory=list)  # of each call
+    labels: dict[int, int] = field(default_factory=dict)
+    selected_at: dict[int, int] = field(default_factory=dict)
+
+
+def grid(nfe: int, warmup: float, kind: str) -> list[float]:
+    first = round(warmup * (nfe - 1))
+    if kind == "uniform" or first in (0, nfe - 1):
+        return [1 + (EPS - 1) * k / (nfe - 1) for k in range(nfe)]
+    split = 1 - warmup * (1 - EPS)
+    rest = nfe - 1 - first
+    early = [1 + (split - 1) * k / first for k in range(first)]
+    return early + [split + (EPS - split) * k / rest for k in range(rest + 1)]
+
+
+def law_of(model: Any, tokens: list[int], t: float) -> list[list[float]]:
+    """The leave-one-out law at every position."""
+    law = model.body(torch.tensor([tokens]), t)[0].double().softmax(-1).tolist()
+    if model.predicts == "posterior":
+        noise = 0.999 * t
+        for i, z in enumerate(tokens):
+            divided = [p / literal.forward(z, x, noise, len(law[i])) for x, p in enumerate(law[i])]
+            law[i] = [p / sum(divided) for p in divided]
+    return law
+
+
+def inverse(weights: list[float], u: float) -> int:
+    """The first token whose cumulated weight passes u of the total."""
+    cumulated, total = [], 0.0
+    for weight in weights:
+        total += weight
+        cumulated.append(total)
+    return next(x for x, c in enumerate(cumulated) if c > u * total)
+
+
+def move(law: list[float], z: int, signal_t: float, signal_s: float, coins: tuple, tokens: tuple) -> int:
+    """One reverse step of one position, by two coins."""
+    size = len(law)
+    draw = (signal_s - signal_t) / (1 - signal_t)
+    uniform = (1 - signal_t / signal_s) * (1 - signal_s) / (1 - signal_t)
+    if coins[0] >= draw + uniform:
+        return z
+    if coins[1] >= (1 - signal_t) / (1 - signal_t + signal_t * size * law[z]):
+        return z
+    return inverse(law, tokens[0]) if coins[0] < draw else int(tokens[1] * size)
+
+
+def ranked(law: list[float]) -> list[int]:
+    return sorted(range(len(law)), key=lambda a: (-law[a], a))
+
+
+def value(policy: Any, law: list[float], u: float) -> int:
+    """What a new label holds."""
+    best, second = ranked(law)[:2]
+    if policy.values == "second":
+        return second
+    if policy.values == "nucleus":
+        kept = literal.nucleus(law, policy.value_top_p, policy.boundary)
+        others = [p if keep and x != best else 0.0 for x, (p, keep) in enumerate(zip(law, kept, strict=True))]
+        return inverse(others, u) if any(others) else second
+    return best
+
+
+def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> list[int]:
+    """The greedy scan of appendix A over the eligible positions."""
+    chosen: list[int] = []
+    spent = 0.0
+    for i in sorted(deficit, key=lambda i: (deficit[i], i)):
+        fits = len(chosen) < count and spent + deficit[i] <= budget
+        if fits and all(abs(i - j) > spacing for j in chosen):
+            chosen.append(i)
+            spent += deficit[i]
+    return chosen
+
+
+def run(
+    model: Any,
+    policy: Any,
+    seed: int,
+    sample: int,
+    fixed: dict[int, int] | None = None,
+    replay: dict[int, int] | None = None,
+    recorded: dict[int, int] | None = None,
+) -> Path:
+    fixed = fixed or {}
+    length, size, last = model.length, model.vocab_size, policy.nfe - 1
+    warmup = round(policy.warmup * last)
+    after = last - warmup
+    free = [i for i in range(length) if i not in fixed]
+    count = policy.count if policy.count is not None else -(-len(free) // max(1, after))
+    times = grid(policy.nfe, policy.warmup, policy.grid)
+    path = Path()
+
+    def pair(step: int, position: int, purpose: int) -> tuple[float, float]:
+        return literal.uniforms(seed, sample, step, position, purpose)
+
+    def visible(r: int) -> list[int]:
+        if policy.write == "output":
+            return []
+        ages = {i: r - e for i, e in path.selected_at.items()}
+        return [i for i, age in ages.items() if age >= 1 and (policy.horizon is None or age <= policy.horizon)]
+
+    def look(r: int) -> list[list[float]]:
+        shown = [path.labels[i] if i in visible(r) else state[i] for i in range(length)]
+        path.states.append(list(state))
+        path.inputs.append(shown)
+        path.laws.append(law_of(model, shown, times[r]))
+        return path.laws[-1]
+
+    def advance(laws: list[list[float]], r: int, signal_s: float) -> list[int]:
+        late = policy.top_p if policy.late_top_p is None else policy.late_top_p
+        p = policy.top_p if r < warmup else late
+        moved = list(state)
+        for i in free:
+            law = laws[i] if p >= 1 else literal.restricted(laws[i], literal.nucleus(laws[i], p, policy.boundary))
+            coins, tokens = pair(r, i, COINS), pair(r, i, TOKENS)
+            moved[i] = move(law, state[i], 1 - 0.999 * times[r], signal_s, coins, tokens)
+        return moved
+
+    state = [fixed[i] if i in fixed else int(pair(0, i, START)[0] * size) for i in range(length)]
+    for r in range(last):
+        laws = look(r)
+        if policy.values == "refreshed":
+            for i in visible(r):
+                path.labels[i] = ranked(laws[i])[0]
+        eligible = [i for i in free if i not in path.selected_at]
+        chosen: list[int] = []
+        if replay is not None:
+            chosen = [i for i in eligible if replay.get(i) == r]
+        elif r >= warmup and policy.horizon != 0:
+            deficit = {i: 1 - max(laws[i]) for i in eligible}
+            chosen = scan(deficit, count, policy.budget * len(free) / after, policy.spacing)
+        for i in chosen:
+            path.selected_at[i] = r
+            path.labels[i] = (
+                recorded[i] if policy.values == "recorded" else value(policy, laws[i], pair(r, i, VALUES)[0])
+            )
+        state = advance(laws, r, 1 - 0.999 * times[r + 1])
+
+    laws = look(last)
+    path.tokens = [ranked(law)[0] for law in laws] if policy.endpoint == "argmax" else advance(laws, last, 1.0)
+    for i, token in fixed.items():
+        path.tokens[i] = token
+    if policy.write != "input":
+        for i, label in path.labels.items():
+            path.tokens[i] = label
+    return path

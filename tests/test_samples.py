@@ -1,0 +1,194 @@
+"""From a model and a policy to samples: what is resolved, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import limpet
+from limpet import LimpetError, Policy, Selection
+from limpet.denoisers.exact import Markov
+from limpet.denoisers.sources import source
+from limpet.sampler import NEVER
+from limpet.samples import prepare
+from limpet.streams import Stream
+
+WORDS = source("exact:words")
+CHAIN = Markov(torch.ones(3), torch.ones(3, 3), 6)  # no tokenizer
+QUICK = Policy(nfe=3)
+
+
+def resolved(policy: Policy, fixed: Tensor):
+    return prepare(WORDS, policy, Stream(0, torch.arange(len(fixed))), fixed)
+
+
+@pytest.mark.parametrize(
+    ("nfe", "warmup", "after", "count", "budget"),
+    [(8, 2, 5, 205, 102.4), (16, 5, 10, 103, 51.2), (32, 10, 21, 49, 24.381), (64, 21, 42, 25, 12.190)],
+)
+def test_caps_and_budgets_at_length_1024(nfe: int, warmup: int, after: int, count: int, budget: float) -> None:
+    run = resolved(Policy(nfe=nfe), torch.full((3, 1024), -1))
+    assert run.warmup == warmup
+    assert nfe - 1 - run.warmup == after
+    assert run.count.tolist() == [count] * 3
+    assert run.budget.tolist() == pytest.approx([budget] * 3, abs=5e-4)
+    assert len(run.times) == len(run.signals) == len(run.top_p) == nfe
+    assert run.signals == pytest.approx([1 - 0.999 * t for t in run.times], abs=1e-15)
+    assert run.times[run.warmup] == pytest.approx(0.67, abs=1e-4)
+
+
+@pytest.mark.parametrize(("warmup", "count"), [(0.016, 17), (0.17, 20), (0.33, 25), (0.5, 34)])
+def test_caps_follow_the_warmup(warmup: float, count: int) -> None:
+    assert resolved(Policy(nfe=64, warmup=warmup), torch.full((1, 1024), -1)).count.tolist() == [count]
+
+
+def test_caps_and_budgets_are_of_what_is_generated() -> None:
+    """Fifty of a hundred tokens given: the paper's prefix study has D = 25 and K = 2; each sample has its own."""
+    fixed = torch.full((2, 100), -1)
+    fixed[0, :50] = 1
+    run = resolved(Policy(nfe=64), fixed)
+    assert run.count.tolist() == [2, 3]
+    assert (run.budget * 42).tolist() == pytest.approx([25, 50])
+    assert run.free.sum(-1).tolist() == [50, 100]
+
+
+def test_the_top_p_of_each_step() -> None:
+    fixed = torch.full((1, 160), -1)
+    assert resolved(Policy(nfe=8), fixed).top_p == [1.0] * 8
+    assert resolved(Policy(nfe=8, top_p=0.9), fixed).top_p == [0.9] * 8
+    assert resolved(Policy(nfe=8, late_top_p=0.8), fixed).top_p == [1.0] * 2 + [0.8] * 6
+    assert resolved(Policy(nfe=8, top_p=0.9, late_top_p=1.0), fixed).top_p == [0.9] * 2 + [1.0] * 6
+
+
+def test_what_comes_back() -> None:
+    out = limpet.sample(WORDS, Policy(nfe=5), n=3, seed=7, first=10)
+    assert out.tokens.shape == (3, 160)
+    assert out.tokens.dtype == torch.long
+    assert out.tokens.min() >= 0
+    assert out.tokens.max() < 27
+    assert out.nfe == 5
+    assert out.texts == [WORDS.tokenizer.decode(row) for row in out.tokens.tolist()]
+    assert out.selected.tolist() == (out.selection.selected_at != NEVER).sum(-1).tolist()
+    assert (out.selected > 0).all()
+    rows = list(out.rows())
+    assert [row["sample"] for row in rows] == [10, 11, 12]
+    for i, row in enumerate(json.loads(json.dumps(rows))):
+        assert row["text"] == out.texts[i]
+        assert row["tokens"] == out.tokens[i].tolist()
+        assert row["selected"] == out.selected[i]
+        assert (row["seed"], row["model"], row["digest"], row["nfe"]) == (7, "exact:words", WORDS.digest, 5)
+        again = limpet.sample(WORDS, Policy.from_dict(row["policy"]), n=1, seed=row["seed"], first=row["sample"])
+        assert again.tokens[0].tolist() == row["tokens"]
+
+
+def test_defaults() -> None:
+    """Without a policy: CRS with 64 calls; eight samples under seed 8200; the model's own length."""
+    assert torch.equal(limpet.sample(CHAIN).tokens, limpet.sample(CHAIN, Policy(), n=8, seed=8200, length=6).tokens)
+
+
+def test_a_model_without_a_tokenizer() -> None:
+    out = limpet.sample(CHAIN, QUICK, n=2)
+    with pytest.raises(LimpetError, match=r"has no tokenizer, so its samples have no text; use \.tokens"):
+        _ = out.texts
+    assert [row["text"] for row in out.rows()] == [None, None]
+    with pytest.raises(LimpetError, match="has no tokenizer: give the prefix as token ids"):
+        limpet.sample(CHAIN, QUICK, n=1, prefix="abc")
+
+
+def test_calls_and_head_rows_are_counted_over_batches() -> None:
+    whole, parts = (limpet.sample(WORDS, Policy(nfe=6), n=5, batch_size=size) for size in (5, 2))
+    assert whole.nfe == parts.nfe == 6
+    assert whole.head_rows == parts.head_rows
+    assert 0 < whole.head_rows < 1
+
+
+def test_prefixes_as_text_as_ids_and_for_each_sample() -> None:
+    ids = WORDS.tokenizer.encode("moon tide ")
+    one, two, three = (
+        limpet.sample(WORDS, QUICK, n=2, prefix=prefix) for prefix in ("moon tide ", ids, torch.tensor([ids, ids]))
+    )
+    assert all(text.startswith("moon tide ") for text in one.texts)
+    assert torch.equal(one.tokens, two.tokens)
+    assert torch.equal(one.tokens, three.tokens)
+    whole = list(range(6))
+    assert limpet.sample(CHAIN, QUICK, n=1, prefix=[x % 3 for x in whole]).tokens[0].tolist() == [0, 1, 2, 0, 1, 2]
+    assert torch.equal(limpet.sample(CHAIN, QUICK, n=2, prefix=[]).tokens, limpet.sample(CHAIN, QUICK, n=2).tokens)
+
+
+def test_fixed_positions_as_a_mapping_a_row_or_a_table() -> None:
+    row = torch.tensor([-1, 2, -1, -1, 0, -1])
+    outs = [limpet.sample(CHAIN, QUICK, n=2, fixed=fixed) for fixed in ({1: 2, 4: 0}, row, row.expand(2, -1))]
+    assert outs[0].tokens[:, [1, 4]].tolist() == [[2, 0], [2, 0]]
+    assert all(torch.equal(out.tokens, outs[0].tokens) for out in outs)
+    table = torch.tensor([[-1] * 6, [1] * 6])
+    assert limpet.sample(CHAIN, QUICK, n=2, fixed=table).tokens[1].tolist() == [1] * 6
+
+
+def test_a_watcher_is_told_after_every_step() -> None:
+    told = []
+    limpet.sample(
+        CHAIN,
+        Policy(nfe=4),
+        n=5,
+        batch_size=2,
+        progress=lambda state, info, done, total: told.append((info.step, done, total)),
+    )
+    assert [step for step, _, _ in told] == [0, 1, 2, 3] * 3
+    assert [total for _, _, total in told] == [20] * 12
+    done = [done for _, done, _ in told]
+    assert done == sorted(set(done))
+    assert done[-1] == 20
+
+
+def test_a_bar_changes_nothing() -> None:
+    assert torch.equal(limpet.sample(CHAIN, QUICK, n=2, progress=True).tokens, limpet.sample(CHAIN, QUICK, n=2).tokens)
+
+
+SELECTION = Selection(torch.full((2, 6), NEVER), torch.zeros(2, 6, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"n": 0}, "n is 0; ask for at least one"),
+        ({"n": -3}, "n is -3; ask for at least one"),
+        ({"length": -1}, "length is -1; ask for at least one"),
+        ({"length": 0}, "length is 0; ask for at least one"),
+        ({"length": 7}, "knows sequences of 6 tokens; it was given 7"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"prefix": [0] * 7}, "the prefix has 7 tokens, the sequence 6: shorten it or raise length"),
+        ({"prefix": [0, 3]}, r"token 3 is outside the vocabulary of 3 \(0 to 2\)"),
+        ({"prefix": [0, -1]}, "token -1 is outside the vocabulary of 3"),
+        ({"prefix": torch.zeros(3, 2, dtype=torch.long)}, r"prefix has shape \(3, 2\); it takes \(P,\) .* or \(2, P\)"),
+        ({"prefix": torch.zeros(2, 1, 1, dtype=torch.long)}, r"prefix has shape \(2, 1, 1\)"),
+        ({"prefix": 3}, r"prefix has shape \(\)"),
+        ({"fixed": {6: 0}}, "fixed position 6 is outside a sequence of 6"),
+        ({"fixed": {-1: 0}}, "fixed position -1 is outside a sequence of 6"),
+        ({"fixed": {0: 3}}, "token 3 is outside the vocabulary of 3"),
+        ({"fixed": {0: -7}}, "token -7 is outside the vocabulary of 3"),
+        ({"fixed": torch.zeros(5, dtype=torch.long)}, r"fixed has shape \(5,\); it takes \(6,\) or \(2, 6\)"),
+        ({"replay": SELECTION, "n": 3}, r"replayed run has shape \(2, 6\), this one \(3, 6\)"),
+        ({"policy": Policy(values="recorded")}, "values='recorded' needs replay="),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_sampled_is_one_sentence(how: dict, sentence: str) -> None:
+    how = {"policy": QUICK, "n": 2, **how}
+    with pytest.raises(LimpetError, match=sentence) as caught:
+        limpet.sample(CHAIN, **how)
+    assert "\n" not in str(caught.value)
+
+
+def test_strange_letters_in_a_prefix_are_one_sentence() -> None:
+    with pytest.raises(LimpetError, match="it was given 'M'"):
+        limpet.sample(WORDS, QUICK, n=1, prefix="Moon")
+
+
+def test_infinite_budgets_are_fine() -> None:
+    out = limpet.sample(WORDS, Policy(nfe=4, budget=math.inf, spacing=0), n=2)
+    assert (out.selected == 160).all()

@@ -1,0 +1,448 @@
+"""Every step backend against the exact law: a million draws a case, the tail, the same tokens from the same uniforms.
+
+A backend joins by a line in BACKENDS. Statistical tests use fixed seeds; with CASES cases and every backend, the
+chance that a right backend fails anywhere is ERROR."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import literal
+from limpet import process
+from limpet.steps import Backend, Transition, coin_one, dense, inverse_cdf, lazy
+from limpet.streams import Purpose, Stream
+
+BACKENDS: dict[str, Backend] = {"dense": dense.advance, "lazy": lazy.advance}
+ERROR = 1e-4
+
+OTHERS = {name: backend for name, backend in BACKENDS.items() if name != "dense"}
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
+every_other_backend = pytest.mark.parametrize("backend", OTHERS.values(), ids=OTHERS.keys())
+
+
+def identity(features: Tensor) -> Tensor:
+    return features
+
+
+def transition_of(tokens: Tensor, vocab_size: int, seed: int = 8200, **changes) -> Transition:
+    """A step that revises and inspects everywhere, unless told otherwise."""
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    plain = Transition(
+        tokens=tokens,
+        seen=tokens,
+        revise=everywhere,
+        inspect=everywhere,
+        vocab_size=vocab_size,
+        signal_t=0.4,
+        signal_s=0.6,
+        top_p=1.0,
+        boundary="released",
+        convert=False,
+        stream=Stream(seed, torch.arange(len(tokens))),
+        step=0,
+    )
+    return replace(plain, **changes)
+
+
+# name: (law, signal_t, signal_s, top_p, boundary)
+UNEVEN = [0.35, 0.05, 0.2, 0.1, 0.02, 0.18, 0.07, 0.03]
+TIED = [0.125, 0.25, 0.125, 0.25, 0.0625, 0.125, 0.0625, 0.0]
+SHARP = [1e-4, 0.9, 1e-2, 2e-3, 0.0, 0.0829, 4e-3, 1e-3]
+CASES = {
+    "two tokens": ([0.3, 0.7], 0.4, 0.6, 1.0, "released"),
+    "uneven": (UNEVEN, 0.4, 0.6, 1.0, "released"),
+    "uneven, first step": (UNEVEN, 0.001, 0.08, 1.0, "released"),
+    "uneven, small late step": (UNEVEN, 0.9, 0.91, 1.0, "released"),
+    "uneven, ancestral end": (UNEVEN, 0.7, 1.0, 1.0, "released"),
+    "uneven, ancestral end at eps": (UNEVEN, 0.99999001, 1.0, 1.0, "released"),
+    "point mass": ([0.0, 0.0, 1.0, 0.0, 0.0], 0.3, 0.5, 1.0, "released"),
+    "point mass, ancestral end": ([0.0, 0.0, 1.0, 0.0, 0.0], 0.3, 1.0, 1.0, "released"),
+    "sharp with an impossible token": (SHARP, 0.2, 0.7, 1.0, "released"),
+    "ties": (TIED, 0.3, 0.5, 1.0, "released"),
+    "ties and top-p, released": (TIED, 0.3, 0.5, 0.5, "released"),
+    "ties and top-p, paper": (TIED, 0.3, 0.5, 0.5, "paper"),
+    "top-p to a point": (SHARP, 0.2, 0.7, 0.5, "released"),
+    "top-p and the ancestral end": (UNEVEN, 0.5, 1.0, 0.75, "paper"),
+}
+LIMIT = ERROR / (len(BACKENDS) * (len(CASES) + 3))  # three more for the models that predict a posterior
+SIDE = 1000  # SIDE x SIDE draws a case
+
+
+def expected_laws(law: list[float], signal_t: float, signal_s: float, top_p: float, boundary: str) -> np.ndarray:
+    """(V, V): for each z the reverse law, from the paper's equations alone."""
+    if top_p < 1:
+        law = literal.restricted(law, literal.nucleus(law, top_p, boundary))
+    return np.array([literal.reverse(law, z, 1 - signal_t, 1 - signal_s) for z in range(len(law))])
+
+
+def counts_by_token(before: Tensor, after: Tensor, size: int) -> np.ndarray:
+    return (before.flatten() * size + after.flatten()).bincount(minlength=size * size).view(size, size).numpy()
+
+
+@every_backend
+@pytest.mark.parametrize("case", CASES)
+def test_a_million_draws(backend: Backend, case: str) -> None:
+    """Every z in turn, each with its own reverse law: z on and off the support, likely and unlikely."""
+    law, signal_t, signal_s, top_p, boundary = CASES[case]
+    size = len(law)
+    tokens = (torch.arange(SIDE * SIDE) % size).view(SIDE, SIDE)
+    features = torch.tensor(law, dtype=torch.float64).log().expand(SIDE, SIDE, size)
+    transition = transition_of(
+        tokens, size, seed=len(case), signal_t=signal_t, signal_s=signal_s, top_p=top_p, boundary=boundary
+    )
+    outcome = backend(identity, features, transition)
+    assert (outcome.top == max(range(size), key=law.__getitem__)).all()  # the lowest id at a tie
+    torch.testing.assert_close(outcome.deficit, torch.full_like(outcome.deficit, 1 - max(law)), rtol=1e-12, atol=1e-15)
+    expected = expected_laws(law, signal_t, signal_s, top_p, boundary)
+    assert literal.chi_square(counts_by_token(tokens, outcome.tokens, size), expected) > LIMIT
+
+
+@every_backend
+@pytest.mark.parametrize(("signal_t", "signal_s", "top_p"), [(0.3, 0.6, 1.0), (0.6, 1.0, 1.0), (0.3, 0.6, 0.6)])
+def test_a_million_draws_of_a_model_that_predicts_a_posterior(
+    backend: Backend, signal_t: float, signal_s: float, top_p: float
+) -> None:
+    """The model saw one token, the transition starts from another: the evidence of the seen one is taken out."""
+    size = 5
+    posterior = torch.tensor([0.05, 0.4, 0.2, 0.35, 0.0], dtype=torch.float64)
+    pair = torch.arange(SIDE * SIDE).view(SIDE, SIDE)
+    tokens, seen = pair % size, pair // size % size
+    features = posterior.log().expand(SIDE, SIDE, size)
+    transition = transition_of(
+        tokens, size, seed=77, seen=seen, convert=True, signal_t=signal_t, signal_s=signal_s, top_p=top_p
+    )
+    outcome = backend(identity, features, transition)
+    limit = LIMIT / size
+    for saw in range(size):
+        divided = [float(p) / literal.forward(saw, x, 1 - signal_t, size) for x, p in enumerate(posterior)]
+        law = literal.restricted(divided, [True] * size)
+        here = seen == saw
+        assert (outcome.deficit[here] - (1 - max(law))).abs().max() < 1e-12
+        assert (outcome.top[here] == law.index(max(law))).all()
+        expected = expected_laws(law, signal_t, signal_s, top_p, "released")
+        assert literal.chi_square(counts_by_token(tokens[here], outcome.tokens[here], size), expected) > limit
+
+
+def test_the_chi_square_rejects_a_nearby_wrong_law() -> None:
+    """What the million draws can see: a conversion left out, a boundary mistaken, a weight off by five per cent."""
+    law, signal_t, signal_s, top_p, boundary = CASES["ties and top-p, released"]
+    size = len(law)
+    tokens = (torch.arange(SIDE * SIDE) % size).view(SIDE, SIDE)
+    features = torch.tensor(law, dtype=torch.float64).log().expand(SIDE, SIDE, size)
+    transition = transition_of(tokens, size, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
+    counts = counts_by_token(tokens, lazy.advance(identity, features, transition).tokens, size)
+    right = expected_laws(law, signal_t, signal_s, top_p, boundary)
+    assert literal.chi_square(counts, right) > LIMIT
+    with pytest.raises(AssertionError, match="probability zero"):
+        literal.chi_square(counts * 0 + 1, np.eye(size))
+    kept = literal.restricted(law, literal.nucleus(law, top_p, boundary))
+    unconverted = [
+        [
+            sum(literal.bridge(y, x, z, 1 - signal_t, 1 - signal_s, size) * kept[x] for x in range(size))
+            for y in range(size)
+        ]
+        for z in range(size)
+    ]
+    nudged = right.copy()
+    nudged[:, 0] *= 1.05
+    nudged /= nudged.sum(-1, keepdims=True)
+    for wrong in (
+        np.array(unconverted),
+        expected_laws(law, signal_t, signal_s, top_p, "paper"),
+        expected_laws(law, signal_t, signal_s, 1.0, "released"),
+        nudged,
+    ):
+        assert literal.chi_square(counts, wrong) < LIMIT
+
+
+# -- the tail ---------------------------------------------------------------------------------------------------------
+
+
+def tailed() -> Tensor:
+    """64 float32 log weights: 20 tokens of 2e-6 before the heavy one, 20 after; the other 23 are impossible."""
+    weights = torch.zeros(64, dtype=torch.float64)
+    weights[1:21] = 2e-6
+    weights[30] = 1
+    weights[40:60] = 2e-6
+    return weights.log().float()
+
+
+@every_backend
+def test_the_tail_of_a_float32_law_keeps_its_mass(backend: Backend) -> None:
+    """A million draws of a tail of mass 8e-5, half of it after the heavy token, where a float32 sum would lose it.
+
+    The count of each half is Poisson with mean 40, and both together are spread evenly: error 1e-5 a backend."""
+    logits = tailed()
+    law = logits.double().softmax(-1)
+    counts = torch.zeros(64, dtype=torch.long)
+    for step in range(8):
+        tokens = torch.zeros(125, 1000, dtype=torch.long)  # an impossible token: never kept, never drawn
+        transition = transition_of(tokens, 64, seed=5, signal_t=0.001, signal_s=1.0, step=step)
+        transition = replace(transition, inspect=torch.zeros_like(tokens, dtype=torch.bool))
+        counts += backend(identity, logits.expand(125, 1000, 64), transition).tokens.flatten().bincount(minlength=64)
+    assert counts.sum() == 10**6
+    assert (counts[law == 0] == 0).all()
+    before, after = int(counts[1:21].sum()), int(counts[40:60].sum())
+    mean = 10**6 * law[1:21].sum().item()
+    low, high = stats.poisson.ppf([1e-5 / 6, 1 - 1e-5 / 6], mean)
+    assert low <= before <= high
+    assert low <= after <= high
+    tail = counts[(law > 0) & (law < 0.5)].numpy()
+    spread = ((tail - tail.mean()) ** 2 / tail.mean()).sum()  # 39 degrees of freedom, 2 expected a cell: a wide bound
+    assert spread < stats.chi2.isf(1e-8, 39)
+
+
+@dataclass(frozen=True)
+class Prescribed:
+    """A stream that says draw, and draws at the places it was given."""
+
+    places: Tensor  # (B, L)
+
+    def uniforms(
+        self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        places = self.places[:, positions] if rows is None else self.places[rows, positions]
+        return (places, places) if purpose == Purpose.TOKENS else (torch.zeros_like(places), torch.zeros_like(places))
+
+
+@every_backend
+def test_every_tail_token_of_a_float32_law_is_drawn_at_its_own_place(backend: Backend) -> None:
+    """1900 tokens of 2.5e-8, each less than a float32 can add to 1, on both sides of the heavy one: at the middle of
+    each one's interval of the float64 law, that one is drawn."""
+    weights = torch.full((2000,), 2.5e-8)
+    weights[700] = 1
+    weights[1900:] = 0
+    logits = weights.log()  # float32
+    law = logits.double().softmax(-1).numpy().astype(np.longdouble)
+    cumulated = np.cumsum(law)
+    places = torch.from_numpy(((cumulated - law / 2) / cumulated[-1]).astype(np.float64))[:1900].view(19, 100)
+    nowhere = torch.zeros(19, 100, dtype=torch.bool)
+    tokens = torch.full((19, 100), 1999)
+    transition = transition_of(tokens, 2000, signal_t=0.001, signal_s=1.0, stream=Prescribed(places), inspect=nowhere)
+    drawn = backend(identity, logits.expand(19, 100, 2000), transition).tokens
+    assert torch.equal(drawn.flatten(), torch.arange(1900))
+
+
+def test_an_inverse_cdf_finds_every_tail_token_at_its_own_place() -> None:
+    """float32 weights of 1e-9 behind a heavy token: at the middle of each token's interval, exactly that token."""
+    weights = torch.full((1, 2000), 1e-9, dtype=torch.float32)
+    weights[0, 7] = 1
+    weights[0, 1000:1500] = 0
+    exact = np.concatenate([[0], np.cumsum(weights[0].numpy().astype(np.longdouble))])
+    middles = ((exact[1:] + exact[:-1]) / 2 / exact[-1]).astype(np.float64)
+    positive = (weights[0] > 0).nonzero()[:, 0]
+    u = torch.from_numpy(middles)[positive]
+    assert torch.equal(inverse_cdf(weights.expand(len(u), -1), u), positive)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_inverse_cdf_never_leaves_the_support(dtype: torch.dtype) -> None:
+    """At u = 0, at the largest u below 1, and on every boundary: a token of positive weight."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(200, 33, generator=generator).to(dtype) * (torch.rand(200, 33, generator=generator) < 0.3)
+    weights[:, 16] += (weights.sum(-1) == 0).to(dtype)
+    cumulated = weights.double().cumsum(-1)
+    edges = [torch.zeros(200, dtype=torch.float64), torch.full((200,), 1 - 2.0**-53, dtype=torch.float64)]
+    edges += [(cumulated[:, k] / cumulated[:, -1]).clamp(max=1 - 2.0**-53) for k in range(33)]
+    for u in edges:
+        drawn = inverse_cdf(weights, u)
+        assert (weights.gather(-1, drawn[:, None]) > 0).all()
+
+
+# -- the same uniforms, the same tokens -------------------------------------------------------------------------------
+
+
+def edge_distance(law: np.ndarray, z: int, u: tuple[float, ...], transition: Transition) -> float:
+    """How near a position's uniforms are to a place where rounding decides: a rank or mass of the nucleus, coin two, a
+    step of the cumulated law."""
+    distances = []
+    if transition.top_p < 1:
+        ranked = np.sort(law)[::-1]
+        mass = np.cumsum(ranked)
+        size = int((mass <= transition.top_p).sum()) + 1
+        distances += [np.abs(mass - transition.top_p).min(), (ranked[size - 1] - ranked[size]) / ranked[size - 1]]
+        law = law * (law >= ranked[size - 1])
+        law = law / law.sum()
+    moves = (1 - transition.signal_t) / (1 - transition.signal_t + transition.signal_t * len(law) * law[z])
+    distances += [abs(u[0] - moves), np.abs(np.cumsum(law)[:-1] - u[1]).min()]
+    return min(distances)
+
+
+def random_laws(rows: int) -> tuple[Tensor, Tensor]:
+    """(rows, 1000, 50) float32 logits, and tokens of which half are the likeliest."""
+    generator = torch.Generator().manual_seed(3)
+    features = 3 * torch.randn(rows, 1000, 50, generator=generator)
+    tokens = torch.randint(50, (rows, 1000), generator=generator)
+    return features, torch.where(torch.rand(rows, 1000, generator=generator) < 0.5, features.argmax(-1), tokens)
+
+
+def disagreements(one: Tensor, other: Tensor, features: Tensor, transition: Transition) -> list[float]:
+    """How far from an edge each position is where two backends gave different tokens."""
+    positions = torch.arange(features.shape[1])
+    coins, draws = (transition.stream.uniforms(0, positions, p) for p in (Purpose.COINS, Purpose.TOKENS))
+    return [
+        edge_distance(
+            features[b, i].double().softmax(-1).numpy(),
+            int(transition.tokens[b, i]),
+            (coins[1][b, i].item(), draws[0][b, i].item()),
+            transition,
+        )
+        for b, i in (one != other).nonzero().tolist()
+    ]
+
+
+@every_other_backend
+@pytest.mark.parametrize(
+    ("signal_t", "signal_s", "top_p"), [(0.1, 0.5, 1.0), (0.6, 0.95, 1.0), (0.6, 0.95, 0.9), (0.9, 1.0, 0.9)]
+)
+def test_the_same_tokens_as_dense_but_on_rounding_edges(
+    backend: Backend, signal_t: float, signal_s: float, top_p: float
+) -> None:
+    """200,000 random laws in float32: every disagreement is within 1e-6 of an edge, and there are hardly any."""
+    features, tokens = random_laws(200)
+    transition = transition_of(tokens, 50, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
+    reference = dense.advance(identity, features, transition)
+    outcome = backend(identity, features, transition)
+    assert torch.equal(outcome.top, reference.top)
+    torch.testing.assert_close(outcome.deficit, reference.deficit, rtol=0, atol=1e-6)
+    assert (reference.tokens != tokens).double().mean() > 0.3  # the step does something
+    edges = disagreements(outcome.tokens, reference.tokens, features, transition)
+    assert len(edges) < 20
+    assert all(edge < 1e-6 for edge in edges)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_what_an_edge_is(top_p: float) -> None:
+    """Logits a little off, by 1e-3, make the step disagree now and then, always within 3e-3 of an edge."""
+    features, tokens = random_laws(100)
+    transition = transition_of(tokens, 50, top_p=top_p)
+    noise = 1e-3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    one, other = (lazy.advance(identity, logits, transition).tokens for logits in (features, features + noise))
+    edges = disagreements(one, other, features, transition)
+    assert len(edges) > 3
+    assert max(edges) < 3e-3
+
+
+@every_other_backend
+def test_the_same_tokens_as_dense_from_float64_logits(backend: Backend) -> None:
+    """In float64 an edge is too narrow to meet: no disagreement, also for a model that predicts a posterior."""
+    generator = torch.Generator().manual_seed(4)
+    size, shape = 50, (50, 1000)
+    features = 3 * torch.randn(*shape, size, generator=generator, dtype=torch.float64)
+    tokens, seen = torch.randint(size, (2, *shape), generator=generator)
+    for changes in ({}, {"top_p": 0.8}, {"convert": True}, {"convert": True, "top_p": 0.8, "boundary": "paper"}):
+        transition = transition_of(tokens, size, seen=seen, **changes)
+        one, other = (advance(identity, features, transition) for advance in (dense.advance, backend))
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.top, other.top)
+        torch.testing.assert_close(one.deficit, other.deficit, rtol=1e-9, atol=1e-14)
+
+
+# -- masks, rows, chunks ----------------------------------------------------------------------------------------------
+
+
+def masked_case() -> tuple[Tensor, Transition]:
+    generator = torch.Generator().manual_seed(6)
+    features = 2 * torch.randn(6, 80, 9, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(9, (6, 80), generator=generator)
+    revise, inspect = torch.rand(2, 6, 80, generator=generator) < 0.5
+    return features, transition_of(tokens, 9, revise=revise, inspect=inspect, signal_t=0.2, signal_s=0.9, top_p=0.9)
+
+
+@every_backend
+def test_revise_and_inspect_are_kept_apart(backend: Backend) -> None:
+    features, transition = masked_case()
+    revise, inspect = transition.revise, transition.inspect
+    everywhere = torch.ones_like(revise)
+    whole = backend(identity, features, replace(transition, revise=everywhere, inspect=everywhere))
+    part = backend(identity, features, transition)
+    assert torch.equal(part.tokens, torch.where(revise, whole.tokens, transition.tokens))
+    assert (whole.tokens[~revise] != transition.tokens[~revise]).any()
+    assert torch.equal(part.top, whole.top * inspect)
+    assert torch.equal(part.deficit, torch.where(inspect, whole.deficit, math.inf))
+    assert torch.isfinite(whole.deficit).all()
+
+
+@every_backend
+def test_deficits_come_from_the_law_before_top_p(backend: Backend) -> None:
+    features, transition = masked_case()
+    law = features.softmax(-1)
+    for top_p in (1.0, 0.9, 0.2):
+        outcome = backend(identity, features, replace(transition, top_p=top_p))
+        direct = torch.where(transition.inspect, 1 - law.amax(-1), math.inf)
+        torch.testing.assert_close(outcome.deficit, direct, rtol=1e-12, atol=1e-15)
+
+
+@every_backend
+def test_a_step_changes_nothing_it_was_given(backend: Backend) -> None:
+    features, transition = masked_case()
+    before = [x.clone() for x in (features, transition.tokens, transition.seen, transition.revise, transition.inspect)]
+    backend(identity, features, replace(transition, convert=True))
+    after = [features, transition.tokens, transition.seen, transition.revise, transition.inspect]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@every_backend
+def test_nothing_to_do(backend: Backend) -> None:
+    features, transition = masked_case()
+    nowhere = torch.zeros_like(transition.revise)
+    outcome = backend(identity, features, replace(transition, revise=nowhere, inspect=nowhere))
+    assert torch.equal(outcome.tokens, transition.tokens)
+    assert not outcome.top.any()
+    assert (outcome.deficit == math.inf).all()
+
+
+def test_lazy_runs_the_head_where_coin_one_moves_or_where_it_inspects() -> None:
+    features, transition = masked_case()
+    rows: list[Tensor] = []
+
+    def head(some: Tensor) -> Tensor:
+        rows.append(some)
+        return some
+
+    lazy.advance(head, features, transition)
+    coins, _ = transition.stream.uniforms(0, torch.arange(80), Purpose.COINS)
+    s_t, s_s = transition.signal_t, transition.signal_s
+    moves = coins < (s_s - s_t + (1 - s_t / s_s) * (1 - s_s)) / (1 - s_t)
+    needed = (moves & transition.revise) | transition.inspect
+    assert torch.equal(torch.cat(rows), features[needed])
+    assert 0 < needed.sum() < needed.numel()
+
+
+def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, transition = masked_case()
+    whole = lazy.advance(identity, features, transition)
+    most = 0
+
+    def head(some: Tensor) -> Tensor:
+        nonlocal most
+        most = max(most, len(some))
+        return some
+
+    monkeypatch.setattr(lazy, "CHUNK", 7 * 9 + 3)
+    parts = lazy.advance(head, features, transition)
+    assert most == 7
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize(("signal_t", "signal_s"), [(0.001, 0.1), (0.5, 0.6), (0.99, 0.999), (0.7, 1.0)])
+def test_the_two_coins_multiply_out_to_the_reverse_law(signal_t: float, signal_s: float) -> None:
+    """Coin one's shares from a fine grid of uniforms, coin two's odds in closed form: the mixture is the dense law."""
+    n = 2**20
+    route = coin_one((torch.arange(n, dtype=torch.float64) + 0.5) / n, signal_t, signal_s)
+    stay, draw, uniform = (route.bincount(minlength=3) / n).tolist()
+    law = torch.tensor(UNEVEN, dtype=torch.float64)
+    for z in range(len(law)):
+        odds = (1 - signal_t) / (1 - signal_t + signal_t * len(law) * law[z])
+        mixed = odds * (draw * law + uniform / len(law))
+        mixed[z] += 1 - odds + odds * stay
+        exact = process.reverse_law(law[None], torch.tensor([z]), signal_t, signal_s)[0]
+        torch.testing.assert_close(mixed, exact, rtol=0, atol=3e-6)
