@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,20 @@ from limpet.policy import Policy
 from limpet.steps import Head, Outcome, Transition, inverse_cdf, logits_at
 from limpet.streams import Purpose
 
-# (head, features, transition, outcome, chosen, shown, labels) -> labels after the step
-Rule = Callable[[Head, Tensor, Transition, Outcome, Tensor, Tensor, Tensor], Tensor]
+
+class Choice(NamedTuple):
+    """What a step has chosen, and all it knows: what the new labels are made from."""
+
+    head: Head
+    features: Tensor  # (B, L, D)
+    transition: Transition
+    outcome: Outcome
+    chosen: Tensor  # (B, L) bool: newly selected
+    visible: Tensor  # (B, L) bool: selected before, and seen by this step
+    labels: Tensor  # (B, L) as they were
+
+
+Rule = Callable[[Choice], Tensor]  # the labels after the step
 
 
 def rule(policy: Policy, recorded: Tensor | None) -> Rule:
@@ -23,71 +36,46 @@ def rule(policy: Policy, recorded: Tensor | None) -> Rule:
     if policy.values == "recorded":
         if recorded is None:
             raise LimpetError("values='recorded' needs replay=, a recorded selection that holds its labels")
-        return lambda head, features, transition, outcome, chosen, shown, labels: torch.where(chosen, recorded, labels)
+        return lambda choice: torch.where(choice.chosen, recorded, choice.labels)
     if policy.values == "nucleus":
-        return lambda *step: _nucleus(policy.value_top_p, policy.boundary, *step)
+        return lambda choice: _nucleus(choice, policy.value_top_p, policy.boundary)
     return {"argmax": _argmax, "second": _second, "refreshed": _refreshed}[policy.values]
 
 
-def _argmax(
-    head: Head,
-    features: Tensor,
-    transition: Transition,
-    outcome: Outcome,
-    chosen: Tensor,
-    shown: Tensor,
-    labels: Tensor,
-) -> Tensor:
-    return torch.where(chosen, outcome.top, labels)
+def _argmax(choice: Choice) -> Tensor:
+    return torch.where(choice.chosen, choice.outcome.top, choice.labels)
 
 
-def _refreshed(
-    head: Head,
-    features: Tensor,
-    transition: Transition,
-    outcome: Outcome,
-    chosen: Tensor,
-    shown: Tensor,
-    labels: Tensor,
-) -> Tensor:
+def _refreshed(choice: Choice) -> Tensor:
     """Positions stay visible; their values follow each current argmax."""
-    return torch.where(chosen | shown, outcome.top, labels)
+    return torch.where(choice.chosen | choice.visible, choice.outcome.top, choice.labels)
 
 
-def _without_argmax(head: Head, features: Tensor, transition: Transition, chosen: Tensor) -> tuple[Tensor, ...]:
-    """The chosen rows and their logits, with each row's argmax apart."""
-    sample, position = chosen.nonzero(as_tuple=True)
-    logits = logits_at(head, features, transition, sample, position)
-    return sample, position, logits, logits.scatter(-1, logits.argmax(-1, keepdim=True), -math.inf)
-
-
-def _second(
-    head: Head,
-    features: Tensor,
-    transition: Transition,
-    outcome: Outcome,
-    chosen: Tensor,
-    shown: Tensor,
-    labels: Tensor,
-) -> Tensor:
+def _second(choice: Choice) -> Tensor:
     """The second-ranked token."""
-    sample, position, _, others = _without_argmax(head, features, transition, chosen)
-    labels = labels.clone()
-    labels[sample, position] = others.argmax(-1)
-    return labels
+    sample, position, _, others = _without_argmax(choice)
+    return _stored(choice, sample, position, others.argmax(-1))
 
 
-def _nucleus(
-    p: float, boundary: support.Boundary, head: Head, features: Tensor, transition: Transition, outcome: Outcome,
-    chosen: Tensor, shown: Tensor, labels: Tensor,
-) -> Tensor:  # fmt: skip
+def _nucleus(choice: Choice, p: float, boundary: support.Boundary) -> Tensor:
     """A draw from the nucleus without the argmax; the second-ranked token where the nucleus is the argmax alone."""
-    sample, position, logits, others = _without_argmax(head, features, transition, chosen)
+    sample, position, logits, others = _without_argmax(choice)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     weights = weights * support.nucleus(weights, p, boundary) * (others > -math.inf)
     alone = weights.sum(-1) == 0
     weights[alone] = torch.nn.functional.one_hot(others[alone].argmax(-1), logits.shape[-1]).to(weights.dtype)
-    u, _ = transition.stream.uniforms(transition.step, position, Purpose.VALUES, sample)
-    labels = labels.clone()
-    labels[sample, position] = inverse_cdf(weights, u)
+    u, _ = choice.transition.stream.uniforms(choice.transition.step, position, Purpose.VALUES, sample)
+    return _stored(choice, sample, position, inverse_cdf(weights, u))
+
+
+def _without_argmax(choice: Choice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The chosen rows, their logits, and the same with each row's argmax taken out."""
+    sample, position = choice.chosen.nonzero(as_tuple=True)
+    logits = logits_at(choice.head, choice.features, choice.transition, sample, position)
+    return sample, position, logits, logits.scatter(-1, logits.argmax(-1, keepdim=True), -math.inf)
+
+
+def _stored(choice: Choice, sample: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    labels = choice.labels.clone()
+    labels[sample, position] = tokens
     return labels

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers.duo import Linear, Norm, Rotary, _rotate
+from limpet.denoisers.duo import Linear, Norm, Rotary, attend
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,9 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def attention(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        qkv = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, L, 3, heads, head width)
-        q, k, v = qkv.transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-        mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v, is_causal=True)
-        out: Tensor = self.attn_out(mixed.transpose(1, 2).flatten(2))
-        return out
-
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), rotary))
+        seen = attend(self.attn_qkv(self.norm1(x)), self.heads, rotary, causal=True)
+        x = x + self.dropout(self.attn_out(seen))
         mixed: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return mixed
 
