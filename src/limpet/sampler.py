@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet import selector
 from limpet.denoisers import Denoiser
-from limpet.labels import Rule
+from limpet.labels import Choice, Rule
 from limpet.policy import Policy
-from limpet.steps import Backend, Transition
+from limpet.selector import Selector
+from limpet.steps import Backend, Planner, Transition
 from limpet.streams import Purpose, Stream, uniform_token
 
 NEVER = 2**31 - 1  # stands for the step that selects a position, where none has
@@ -58,6 +58,8 @@ class Run:
     fixed: Tensor  # (B, L) given tokens, -1 where the position is free
     replay: Tensor | None  # (B, L) selected_at of a recorded run, in place of the selector
     label: Rule  # what a label holds
+    select: Selector  # which positions are selected
+    plan: Planner  # what can be done for a reverse step before the body has run
     advance: Backend  # how a reverse step is drawn
     trace: bool  # look at every law and draw every state, also where the sampler itself does not need them
 
@@ -84,18 +86,17 @@ def begin(run: Run) -> State:
     return State(0, tokens, torch.zeros_like(tokens), torch.full_like(tokens, NEVER))
 
 
-def look(run: Run, state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Which labels are visible, the input with them written over the state, and the body's features for it."""
+def look(run: Run, state: State) -> tuple[Tensor, Tensor]:
+    """Which labels are visible, and the input with them written over the state."""
     age = state.step - state.selected_at
     visible = (age >= 1) & (age <= run.horizon) & run.written  # selected at e: seen by steps e + 1 .. e + H
-    seen = torch.where(visible, state.labels, state.tokens)
-    return visible, seen, run.denoiser.body(seen, run.times[state.step])
+    return visible, torch.where(visible, state.labels, state.tokens)
 
 
 def step(run: Run, state: State) -> tuple[State, Info]:
     """One reverse step: look, draw the next state, then select positions and store their labels."""
     r = state.step
-    visible, seen, features = look(run, state)
+    visible, seen = look(run, state)
 
     unselected = run.free & (state.selected_at == NEVER)
     selecting = run.replay is None and r >= run.warmup and run.horizon > 0
@@ -104,12 +105,13 @@ def step(run: Run, state: State) -> tuple[State, Info]:
     revise = unselected if run.covered else run.free
     # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
     transition = _transition(run, state, seen, revise, inspect, run.signals[r + 1])
+    features = run.denoiser.body(seen, run.times[r])
     outcome = run.advance(run.denoiser.head, features, transition)
 
     chosen = eligible  # none, or those of the recorded run
     if selecting:
-        chosen = selector.select(outcome.deficit, eligible, run.count, run.budget, run.policy.spacing)
-    labels = run.label(run.denoiser.head, features, transition, outcome, chosen, visible, state.labels)
+        chosen = run.select(outcome.deficit, eligible, run.count, run.budget, run.policy.spacing)
+    labels = run.label(Choice(run.denoiser.head, features, transition, outcome, chosen, visible, state.labels))
     selected_at = torch.where(chosen, r, state.selected_at)
 
     info = Info(r, run.times[r], seen, visible, chosen, outcome.top, outcome.deficit)
@@ -118,16 +120,15 @@ def step(run: Run, state: State) -> tuple[State, Info]:
 
 def readout(run: Run, state: State) -> tuple[State, Info]:
     """The last call: the argmax of the law everywhere, or one more draw; fixed tokens as they were given."""
-    visible, seen, features = look(run, state)
+    visible, seen = look(run, state)
     nothing = torch.zeros_like(run.free)
-    if run.policy.endpoint == "argmax":
-        transition = _transition(run, state, seen, revise=nothing, inspect=run.free, signal_s=1.0)
-        outcome = run.advance(run.denoiser.head, features, transition)
-        tokens = torch.where(run.free, outcome.top, run.fixed)
-    else:  # the transition to signal 1 draws from the posterior C_{t,z} h
-        transition = _transition(run, state, seen, revise=run.free, inspect=nothing, signal_s=1.0)
-        outcome = run.advance(run.denoiser.head, features, transition)
-        tokens = outcome.tokens
+    # The argmax is inspected, or the transition to signal 1 draws from the posterior C_{t,z} h.
+    revise, inspect = (nothing, run.free) if run.policy.endpoint == "argmax" else (run.free, nothing)
+    transition = _transition(run, state, seen, revise, inspect, signal_s=1.0)
+    features = run.denoiser.body(seen, run.times[-1])
+    outcome = run.advance(run.denoiser.head, features, transition)
+    read = torch.where(run.free, outcome.top, run.fixed)
+    tokens = read if run.policy.endpoint == "argmax" else outcome.tokens
     if run.policy.write != "input":
         tokens = torch.where(state.selected_at == NEVER, tokens, state.labels)
     info = Info(state.step, run.times[-1], seen, visible, nothing, outcome.top, outcome.deficit)
@@ -144,7 +145,8 @@ def generate(run: Run, state: State | None = None) -> Iterator[tuple[State, Info
 
 
 def _transition(run: Run, state: State, seen: Tensor, revise: Tensor, inspect: Tensor, signal_s: float) -> Transition:
-    return Transition(
+    """What a backend is told; it may plan ahead, so this comes before the body runs."""
+    transition = Transition(
         tokens=state.tokens,
         seen=seen,
         revise=revise,
@@ -158,3 +160,4 @@ def _transition(run: Run, state: State, seen: Tensor, revise: Tensor, inspect: T
         stream=run.stream,
         step=state.step,
     )
+    return run.plan(transition)

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from limpet import labels, process, sampler
+from limpet import labels, process, sampler, steps
 from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError, extra
 from limpet.policy import Policy
 from limpet.sampler import NEVER, Info, Run, State
-from limpet.steps import Backend, lazy
+from limpet.steps import Backend
 from limpet.streams import Stream
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
@@ -32,6 +32,9 @@ class Selection:
     def __getitem__(self, rows: slice) -> Selection:
         return Selection(self.selected_at[rows], self.labels[rows])
 
+    def to(self, device: torch.device) -> Selection:
+        return Selection(self.selected_at.to(device), self.labels.to(device))
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -44,6 +47,7 @@ class Samples:
     policy: Policy
     seed: int
     first: int  # index of the first sample under the seed
+    prefix: int  # how many leading tokens were given
     model: str
     digest: str
     _decode: Callable[[list[int]], str] | None = field(repr=False)
@@ -67,7 +71,8 @@ class Samples:
         ):
             yield {
                 "text": text, "tokens": ids, "seed": self.seed, "sample": self.first + i, "model": self.model,
-                "digest": self.digest, "nfe": self.nfe, "selected": selected, "policy": self.policy.to_dict(),
+                "digest": self.digest, "nfe": self.nfe, "selected": selected, "prefix": self.prefix,
+                "policy": self.policy.to_dict(),
             }  # fmt: skip
 
 
@@ -101,7 +106,7 @@ class Counted(Denoiser):
 
 def prepare(
     denoiser: Denoiser, policy: Policy, stream: Stream, fixed: Tensor, *, replay: Selection | None = None,
-    advance: Backend = lazy.advance, trace: bool = False,
+    advance: Backend | None = None, trace: bool = False,
 ) -> Run:  # fmt: skip
     """Resolve a policy, once, for a model and a batch whose given tokens are `fixed` (B, L), -1 where free."""
     two_piece = policy.grid == "two-piece"
@@ -110,6 +115,7 @@ def prepare(
     after = policy.nfe - 1 - warmup  # R: steps that may select
     late = policy.top_p if policy.late_top_p is None else policy.late_top_p
     generated = (fixed < 0).sum(-1)
+    advance = steps.fastest(fixed.device) if advance is None else advance
     count = torch.full_like(generated, policy.count) if policy.count is not None else -(-generated // max(1, after))
     return Run(
         denoiser=denoiser,
@@ -125,6 +131,8 @@ def prepare(
         fixed=fixed,
         replay=None if replay is None else replay.selected_at,
         label=labels.rule(policy, None if replay is None else replay.labels),
+        select=steps.selector(fixed.device),
+        plan=steps.planner(advance),
         advance=advance,
         trace=trace,
     )
@@ -143,7 +151,7 @@ def sample(
     fixed: Mapping[int, int] | Tensor | None = None,
     replay: Selection | None = None,
     first: int = 0,
-    advance: Backend = lazy.advance,
+    advance: Backend | None = None,
 ) -> Samples:
     """n samples of a model under a policy (default: CRS with 64 calls).
 
@@ -154,20 +162,23 @@ def sample(
     policy = Policy() if policy is None else policy
     if n < 1:
         raise LimpetError(f"n is {n}; ask for at least one sample")
-    given = _given(model, n, length or model.length, prefix, fixed).to(model.device)
-    if replay is not None and replay.selected_at.shape != given.shape:
+    if batch_size is not None and batch_size < 1:
+        raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
+    fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
+    if replay is not None and replay.selected_at.shape != fixed.shape:
         raise LimpetError(
-            f"the replayed run has shape {tuple(replay.selected_at.shape)}, this one {tuple(given.shape)}"
+            f"the replayed run has shape {tuple(replay.selected_at.shape)}, this one {tuple(fixed.shape)}: "
+            "ask for as many samples of the same length"
         )
-    batch_size = batch_size or _batch_size(model, given.shape[1])
+    batch_size = batch_size or _batch_size(model, fixed.shape[1])
     counted = Counted(model)
     finished: list[State] = []
     with _watcher(progress) as watch, torch.inference_mode():
         for start in range(0, n, batch_size):
             rows = slice(start, min(n, start + batch_size))
             stream = Stream(seed, torch.arange(first + rows.start, first + rows.stop, device=model.device))
-            recorded = None if replay is None else replay[rows]
-            run = prepare(counted, policy, stream, given[rows], replay=recorded, advance=advance)
+            recorded = None if replay is None else replay[rows].to(model.device)
+            run = prepare(counted, policy, stream, fixed[rows], replay=recorded, advance=advance)
             for state, info in sampler.generate(run):
                 watch(state, info, start * policy.nfe + (info.step + 1) * (rows.stop - start), n * policy.nfe)
             finished.append(state)
@@ -180,33 +191,35 @@ def sample(
     return Samples(
         tokens=torch.cat([state.tokens for state in finished]).cpu(),
         nfe=counted.calls // batches,
-        head_rows=counted.rows / max(1, int((given < 0).sum()) * policy.nfe),
+        head_rows=counted.rows / max(1, int((fixed < 0).sum()) * policy.nfe),
         selection=selection,
         policy=policy,
         seed=seed,
         first=first,
+        prefix=int((fixed >= 0).all(0).cumprod(0).sum()),
         model=model.name,
         digest=model.digest,
         _decode=None if tokenizer is None else tokenizer.decode,
     )
 
 
-def _given(
+def given_tokens(
     model: Denoiser, n: int, length: int, prefix: Given | None, fixed: Mapping[int, int] | Tensor | None
 ) -> Tensor:
     """(n, L) given tokens, -1 where free, from a prefix and fixed positions, checked."""
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
-    given = torch.full((n, length), -1)
+    tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
         for position, token in fixed.items():
             if not 0 <= position < length:
                 raise LimpetError(f"fixed position {position} is outside a sequence of {length} tokens")
-            given[:, position] = token
+            _check_token(model, token)
+            tokens[:, position] = token
     elif fixed is not None:
         if fixed.shape not in {(length,), (n, length)}:
             raise LimpetError(f"fixed has shape {tuple(fixed.shape)}; it takes ({length},) or ({n}, {length})")
-        given[:] = fixed
+        tokens[:] = fixed
     if prefix is not None:
         ids = _prefix_ids(model, prefix)
         if ids.dim() not in (1, 2) or (ids.dim() == 2 and len(ids) != n):
@@ -215,13 +228,16 @@ def _given(
             raise LimpetError(
                 f"the prefix has {ids.shape[-1]} tokens, the sequence {length}: shorten it or raise length"
             )
-        given[:, : ids.shape[-1]] = ids
-    wrong = given[(given < -1) | (given >= model.vocab_size)]
-    if len(wrong):
-        raise LimpetError(
-            f"token {int(wrong[0])} is outside the vocabulary of {model.vocab_size} (0 to {model.vocab_size - 1})"
-        )
-    return given
+        tokens[:, : ids.shape[-1]] = ids
+    for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
+        _check_token(model, token)
+    return tokens
+
+
+def _check_token(model: Denoiser, token: int) -> None:
+    if not 0 <= token < model.vocab_size:
+        last = model.vocab_size - 1
+        raise LimpetError(f"token {token} is outside the vocabulary of {model.vocab_size} (0 to {last})")
 
 
 def _prefix_ids(model: Denoiser, prefix: Given) -> Tensor:
@@ -230,8 +246,8 @@ def _prefix_ids(model: Denoiser, prefix: Given) -> Tensor:
             raise LimpetError(f"{model.name} has no tokenizer: give the prefix as token ids")
         return torch.tensor(model.tokenizer.encode(prefix), dtype=torch.long)
     ids = torch.as_tensor(prefix, dtype=torch.long)
-    if (ids < 0).any():
-        raise LimpetError(f"a prefix holds token {int(ids.min())}; tokens are 0 or more")
+    for token in ids[ids < 0].tolist():
+        _check_token(model, token)
     return ids
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Selector = Callable[[Tensor, Tensor, int | Tensor, float | Tensor, int], Tensor]  # select's arguments and result
 
 
 def spaced(deficit: Tensor, eligible: Tensor, spacing: int) -> Tensor:

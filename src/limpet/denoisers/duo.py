@@ -19,6 +19,7 @@ from limpet.denoisers import Denoiser
 from limpet.denoisers.tensors import STORAGES, digest_of, write_tensors
 from limpet.denoisers.text import Tokenizer
 from limpet.errors import LimpetError
+from limpet.fast import AlignedHead, Replay
 from limpet.process import LOG_LINEAR, Schedule
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -101,6 +102,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def attend(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor], causal: bool = False) -> Tensor:
+    """(B, L, 3 width) queries, keys and values of all heads, side by side -> (B, L, width)."""
+    q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
+    mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v, is_causal=causal)
+    return mixed.transpose(1, 2).flatten(2)
+
+
 class Block(nn.Module):
     """Attention and MLP, each modulated by the noise level on the way in and gated on the way out."""
 
@@ -116,17 +124,11 @@ class Block(nn.Module):
         )
         self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
 
-    def attention(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        qkv = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, L, 3, heads, head width)
-        q, k, v = qkv.transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-        mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v)
-        out: Tensor = self.attn_out(mixed.transpose(1, 2).flatten(2))
-        return out
-
     def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
-        x = x + gate_attn * self.attention(_modulate(self.norm1(x), shift_attn, scale_attn), rotary)
+        qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attn, scale_attn))
+        x = x + gate_attn * self.attn_out(attend(qkv, self.heads, rotary))
         x = x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
         return x
 
@@ -229,7 +231,8 @@ class Duo(Denoiser):
         self.info = dict(info or {})  # where it came from, in words
         facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
         self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
-        self._body = torch.compile(network.body) if compile else network.body
+        self._body = Replay(torch.compile(network.body)) if compile else network.body
+        self._aligned: AlignedHead | None = None
 
     @property
     def device(self) -> torch.device:
@@ -250,7 +253,11 @@ class Duo(Denoiser):
 
     def head(self, features: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.network.head(features)
+            if not features.is_cuda:
+                return self.network.head(features)
+            if self._aligned is None or self._aligned.weight.device != features.device:
+                self._aligned = AlignedHead(self.network.output_layer.linear)
+            return self._aligned(features)
 
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""

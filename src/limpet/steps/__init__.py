@@ -11,14 +11,18 @@ of `process.reverse_law`. Where coin one says stay, neither the law nor the outp
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from limpet import process
+from limpet.selector import Selector, select
 from limpet.streams import Purpose, Stream
 from limpet.support import Boundary
 
@@ -53,6 +57,7 @@ class Outcome(NamedTuple):
 
 Head = Callable[[Tensor], Tensor]
 Backend = Callable[[Head, Tensor, Transition], Outcome]
+Planner = Callable[[Transition], Transition]
 
 
 def logits_at(head: Head, features: Tensor, transition: Transition, sample: Tensor, position: Tensor) -> Tensor:
@@ -102,4 +107,27 @@ def backends(device: torch.device | str) -> dict[str, Backend]:
     """The backends that run on a device, the fastest last."""
     from limpet.steps import dense, lazy
 
-    return {"dense": dense.advance, "lazy": lazy.advance}
+    found: dict[str, Backend] = {"dense": dense.advance, "lazy": lazy.advance}
+    fused = _fused(device)
+    return found | ({"fused": fused.advance} if fused else {})
+
+
+def fastest(device: torch.device | str) -> Backend:
+    return list(backends(device).values())[-1]
+
+
+def planner(advance: Backend) -> Planner:
+    """What a backend can do before the body has run; nothing, for most."""
+    return getattr(advance, "plan", lambda transition: transition)
+
+
+def selector(device: torch.device | str) -> Selector:
+    fused = _fused(device)
+    return fused.select if fused else select
+
+
+def _fused(device: torch.device | str) -> ModuleType | None:
+    """The Triton backend, where there is a GPU and Triton."""
+    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("limpet.steps.fused")

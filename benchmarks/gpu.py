@@ -1,0 +1,335 @@
+"""One GPU run: check the fused step against the others, then time it beside bare forwards and the released step.
+
+    python benchmarks/gpu.py --out benchmarks/results/h200.json
+
+It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
+as it is there, and a part that fails does not take the others with it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from limpet import process, sampler, selector, speed, support
+from limpet.denoisers.duo import Duo, Shape
+from limpet.fast import AlignedHead
+from limpet.policy import Policy
+from limpet.samples import prepare, sample
+from limpet.steps import Head, Transition, fused, lazy, released
+from limpet.streams import Stream
+
+CUDA = torch.device("cuda")
+VOCAB = 50258
+
+
+def transition(tokens: Tensor, vocab_size: int, **changes: Any) -> Transition:
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    stream = Stream(8200, torch.arange(len(tokens), device=tokens.device))
+    plain = Transition(
+        tokens=tokens, seen=tokens, revise=every, inspect=every, vocab_size=vocab_size, signal_t=0.4, signal_s=0.7,
+        top_p=1.0, boundary="released", convert=False, stream=stream, step=3,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def same(rows: Tensor) -> Tensor:
+    return rows
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_step() -> dict[str, Any]:
+    """Fused against lazy on the same logits and uniforms, the released vocabulary: how many tokens and argmaxes
+    differ, and by how much a deficit does, relatively, at most."""
+    found = {}
+    generator = torch.Generator(CUDA).manual_seed(1)
+    laws = ((1.0, "released", False), (0.9, "released", False), (0.9, "paper", True), (0.3, "released", False))
+    for dtype, spread, (top_p, boundary, convert) in itertools.product(
+        (torch.bfloat16, torch.float32), (2.0, 6.0), laws
+    ):
+        logits = (torch.randn(8, 128, VOCAB, generator=generator, device=CUDA) * spread).to(dtype)
+        tokens = torch.randint(VOCAB, (8, 128), generator=generator, device=CUDA)
+        tokens[:, ::2] = logits[:, ::2].argmax(-1)
+        case = transition(tokens, VOCAB, top_p=top_p, boundary=boundary, convert=convert, signal_t=0.01)
+        one, other = (advance(same, logits, case) for advance in (lazy.advance, fused.advance))
+        found[f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"] = {
+            "rows": tokens.numel(),
+            "moved": int((one.tokens != tokens).sum()),
+            "tokens differ": int((one.tokens != other.tokens).sum()),
+            "argmax differ": int((one.top != other.top).sum()),
+            "deficit": float(((one.deficit - other.deficit).abs() / one.deficit.clamp(min=1e-12)).max()),
+        }
+    return found
+
+
+def check_select() -> dict[str, Any]:
+    differ = 0
+    generator = torch.Generator(CUDA).manual_seed(2)
+    for spacing, digits, count in itertools.product((0, 1, 4, 9), (2, 16), (25, 205, 1024)):
+        deficit = torch.rand(64, 1024, generator=generator, device=CUDA, dtype=torch.float64).round(decimals=digits)
+        eligible = torch.rand(64, 1024, generator=generator, device=CUDA) < 0.7
+        budget = torch.rand(64, generator=generator, device=CUDA, dtype=torch.float64) * 40
+        one = selector.select(deficit, eligible, count, budget, spacing)
+        differ += int((one != fused.select(deficit, eligible, count, budget, spacing)).sum())
+    return {"cases": 24 * 64, "positions that differ": differ}
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """The p-value of Pearson's test; 0 where something impossible came."""
+    possible = law > 0
+    if counts[~possible].any():
+        return 0.0
+    expected = law[possible] * counts.sum()
+    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(float(possible.sum() - 1), dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2)) if freedom else 1.0
+
+
+def check_laws() -> dict[str, float]:
+    """A million draws a case against the exact reverse law, and the tail of a large law; p-values of Pearson's test."""
+    found = {}
+    laws = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
+    for (row, values), top_p, boundary in itertools.product(enumerate(laws), (1.0, 0.65), ("released", "paper")):
+        law = torch.tensor(values, dtype=torch.float64)
+        tokens = torch.ones(1000, 1000, dtype=torch.long, device=CUDA)
+        stream = Stream(row, torch.arange(1000, device=CUDA))
+        case = transition(tokens, 5, top_p=top_p, boundary=boundary, stream=stream)
+        drawn = fused.advance(same, law.log().float().to(CUDA).expand(1000, 1000, 5), case).tokens
+        exact = process.reverse_law(support.restrict(law, top_p, boundary), torch.tensor(1), 0.4, 0.7)
+        found[f"law {row} p {top_p} {boundary}"] = chi_square(torch.bincount(drawn.flatten().cpu(), minlength=5), exact)
+    found["tail of 1e-3 in 50 parts"] = tail()
+    return found | {"smallest": min(found.values())}
+
+
+def tail() -> float:
+    """Half of 1e-3 spread over 25000 tokens before a heavy one, half over as many after it; 800 000 draws."""
+    weights = torch.full((50001,), 1e-3 / 50000, dtype=torch.float64)
+    weights[25000] = 1
+    row = weights.log().float().to(CUDA)
+    counts = torch.zeros(len(weights))
+    for step in range(8):
+        tokens = torch.full((100, 1000), 25000, device=CUDA)
+        case = transition(tokens, len(weights), signal_t=1e-12, signal_s=1.0, step=step, inspect=tokens < 0)
+        drawn = fused.advance(lambda rows: row.expand(len(rows), -1), tokens[..., None].float(), case).tokens
+        counts += torch.bincount(drawn.flatten().cpu(), minlength=len(weights))
+
+    def parts(values: Tensor) -> Tensor:
+        return torch.cat(
+            [values[:25000].view(25, -1).sum(-1), values[25000:25001], values[25001:].view(25, -1).sum(-1)]
+        )
+
+    return chi_square(parts(counts), parts(weights / weights.sum()))
+
+
+def check_path(model: Duo) -> dict[str, Any]:
+    """Whole paths, fused and lazy. The head's matrix product may round differently in chunks of another size."""
+    policy = Policy(nfe=16)
+    one, other = (sample(model, policy, n=2, length=256, advance=advance) for advance in (lazy.advance, fused.advance))
+    return {
+        "tokens": one.tokens.numel(),
+        "tokens differ": int((one.tokens != other.tokens).sum()),
+        "selected when": int((one.selection.selected_at != other.selection.selected_at).sum()),
+        "head rows": [one.head_rows, other.head_rows],
+    }
+
+
+def check_waits(model: Duo, batch: int) -> dict[str, float]:
+    """A path with every hidden synchronisation made an error; then what share of its time the device computes."""
+    fixed = torch.full((batch, model.length), -1, device=CUDA)
+    run = prepare(model, Policy(nfe=6), Stream(8200, torch.arange(batch, device=CUDA)), fixed)
+
+    def path() -> None:
+        for _ in sampler.generate(run):
+            pass
+
+    with torch.inference_mode():
+        path()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            path()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            path()
+            torch.cuda.synchronize()
+    spans = sorted((e.time_range.start, e.time_range.end) for e in profile.events() if e.device_type.name == "CUDA")
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=16, max_name_column_width=70))
+    return {"busy": busy / (reached - spans[0][0]), "milliseconds": (reached - spans[0][0]) / 1000}
+
+
+def confidence(model: Duo) -> dict[str, Any]:
+    """Along native and CRS paths: t, the mean largest probability, the mean h(z), the median size of the .9 nucleus."""
+    found: dict[str, Any] = {}
+    for name in ("native", "CRS"):
+        fixed = torch.full((2, model.length), -1, device=CUDA)
+        run = prepare(model, speed.POLICIES[name].but(nfe=9), Stream(8200, torch.arange(2, device=CUDA)), fixed)
+        rows = []
+        with torch.inference_mode():
+            state = sampler.begin(run)
+            while state.step < 8:
+                seen = sampler.look(run, state)[1]
+                law = model.logits(seen, run.times[state.step])[:, ::8].softmax(-1)
+                at_z = law.gather(-1, state.tokens[:, ::8, None])
+                size = (law.sort(-1, descending=True).values.cumsum(-1) <= 0.9).sum(-1) + 1
+                rows.append([run.times[state.step], float(law.amax(-1).mean()), float(at_z.mean()), int(size.median())])
+                state, _ = sampler.step(run, state)
+        found[name] = [[round(value, 4) for value in row] for row in rows]
+        found[f"{name} selected"] = float((state.selected_at != sampler.NEVER).sum(-1).float().mean())
+    return found
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def milliseconds(function: Callable[[], object], repeats: int = 12) -> float:
+    times = []
+    for _ in range(repeats + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def parts(model: Duo, batch: int) -> dict[str, Any]:
+    """Milliseconds of each part of a step, launches included, and of the row kernel in several shapes."""
+    found: dict[str, Any] = {}
+    length, rows = model.length, 5248
+    with torch.inference_mode():
+        tokens = torch.randint(VOCAB, (batch, length), device=CUDA)
+        features = model.body(tokens, 0.4)
+        found["body"] = milliseconds(lambda: model.body(tokens, 0.4), 5)
+        few = features.flatten(0, 1)[:rows]
+        aligned = AlignedHead(model.network.output_layer.linear)
+        found[f"head of {rows} rows, plain"] = milliseconds(lambda: model.network.head(few))
+        found[f"head of {rows} rows, aligned"] = milliseconds(lambda: aligned(few))
+        late = transition(tokens, VOCAB, inspect=tokens < 0, signal_t=0.6, signal_s=0.62)
+        found["plan"] = milliseconds(lambda: fused.plan(late))
+        deficit = torch.rand(batch, length, dtype=torch.float64, device=CUDA)
+        count = torch.full((batch,), 25, device=CUDA)
+        budget = torch.full((batch,), 12.2, dtype=torch.float64, device=CUDA)
+        found["select 25"] = milliseconds(lambda: fused.select(deficit, tokens >= 0, count, budget, 4))
+        found["select 205"] = milliseconds(lambda: fused.select(deficit, tokens >= 0, count * 8, budget * 10, 4))
+        found["select in torch"] = milliseconds(lambda: selector.select(deficit, tokens >= 0, count, budget, 4), 4)
+
+        logits = aligned(few)
+        short = tokens.flatten()[: 6 * length].view(6, length)
+        cases = {
+            "looked at": transition(short, VOCAB, signal_t=0.5, signal_s=0.5),  # coin one always stays
+            "moved": transition(short, VOCAB, inspect=short < 0, signal_t=0.6, signal_s=0.999),
+            "top-p": transition(short, VOCAB, inspect=short < 0, signal_t=0.6, signal_s=0.999, top_p=0.9),
+        }
+        chosen = fused.BLOCK, fused.WARPS, fused.REGISTERS
+        for (name, case), shape in itertools.product(cases.items(), (chosen, (4096, 16, 64), (4096, 8, 128))):
+            planned = fused.plan(case)
+            fused.BLOCK, fused.WARPS, fused.REGISTERS = shape
+            step = lambda p=planned: fused.advance(lambda r: logits[: len(r)], features[:6], p)  # noqa: E731
+            found[f"rows {name}, {' '.join(map(str, shape))}"] = milliseconds(step, 6)
+        fused.BLOCK, fused.WARPS, fused.REGISTERS = chosen
+    return found
+
+
+def released_step(model: Duo, batch: int, save: Callable[[str, Any], None]) -> None:
+    """The released arithmetic around the same body and the plain head; 8 calls."""
+    plain = Duo.__new__(Duo)
+    plain.__dict__.update(model.__dict__ | {"head": model.network.head})
+    for name, top_p in (("native", 1.0), ("top-p .9", 0.9)):
+        policy = Policy(horizon=0, endpoint="ancestral", top_p=top_p)
+        calls = speed.generation(plain, policy, batch, released.advance)
+        try:
+            cost = speed.measure({"released": calls}, 8, batch * model.length, 1, CUDA)["released"].to_dict()
+            del cost["ratio"]
+        except torch.OutOfMemoryError as error:
+            cost = {"out of memory": str(error)[:120]}
+        save(f"batch {batch} nfe 8 released {name}", cost)
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 16, 256, 1])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--cache", type=Path, default=None, help="compiled code that an earlier run left beside --out")
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv),
+    }  # fmt: skip
+
+    def save(name: str, value: Any) -> None:
+        found[name] = value
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(value)}", flush=True)
+
+    def section(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        if time.monotonic() - started > options.seconds:
+            print(f"no time for {name}")
+            return
+        try:
+            result = function(*arguments)
+            if result is not None:
+                save(name, result)
+        except Exception:
+            traceback.print_exc()
+            print(f"FAILED: {name}", flush=True)
+        torch.cuda.empty_cache()
+
+    def timings(model: Duo, head: Head, batch: int) -> None:
+        for nfe in (64, 8):
+            for name, cost in speed.side_by_side(model, head, nfe, batch, options.runs).items():
+                save(f"batch {batch} nfe {nfe} {name}", cost.to_dict())
+
+    torch._dynamo.config.automatic_dynamic_shapes = False  # one static graph for each batch size
+    if options.cache and options.cache.exists():
+        torch.compiler.load_cache_artifacts(options.cache.read_bytes())
+    model = Duo(speed.trained_like(Shape()), precision="bfloat16", compile=True).to(CUDA)
+    eager = Duo(model.network, precision="bfloat16")
+    head = torch.compile(model.network.head)
+    for batch in options.batches:
+        with torch.inference_mode():
+            head(model.body(torch.randint(VOCAB, (batch, model.length), device=CUDA), 0.4))
+        section(f"timings {batch}", timings, model, head, batch)
+        if batch == options.batches[0]:
+            section("waits", check_waits, model, batch)
+            section("parts", parts, model, batch)
+            section("check step", check_step)
+            section("check select", check_select)
+            section("check laws", check_laws)
+            section("check path", check_path, eager)
+            section("confidence", confidence, eager)
+        if batch in (16, 64):
+            section(f"released {batch}", released_step, model, batch, save)
+    artifacts = torch.compiler.save_cache_artifacts()
+    if artifacts is not None:
+        options.out.with_suffix(".cache").write_bytes(artifacts[0])
+
+
+if __name__ == "__main__":
+    main()

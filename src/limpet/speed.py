@@ -1,0 +1,169 @@
+"""What a generation costs, measured beside the same number of bare forwards, and a step's arithmetic beside others'."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from limpet import sampler
+from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
+from limpet.policy import Policy
+from limpet.samples import Counted, prepare
+from limpet.steps import Backend, Head, Transition
+from limpet.streams import Stream
+
+POLICIES = {"native": Policy(horizon=0), "top-p .9": Policy(horizon=0, top_p=0.9), "CRS": Policy()}
+WARM = 4  # calls before the clock starts, so that everything has compiled
+SEED = 8200
+
+Calls = Callable[[int], float]  # make this many calls of the network; the fraction of head rows they evaluated
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some calls of the network cost, the median of a few runs."""
+
+    seconds: float
+    ratio: float  # to as many bare forwards
+    peak_gib: float | None  # allocated on the GPU, weights included; None on a CPU
+    tokens_per_second: float  # generated
+    head_rows: float  # rows of the head evaluated, as a fraction of calls x tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def generation(model: Duo, policy: Policy, batch: int, advance: Backend | None = None) -> Calls:
+    """Whole generations of one batch, from noise to the readout."""
+
+    def calls(nfe: int) -> float:
+        counted = Counted(model)
+        fixed = torch.full((batch, model.length), -1, device=model.device)
+        stream = Stream(SEED, torch.arange(batch, device=model.device))
+        for _ in sampler.generate(prepare(counted, policy.but(nfe=nfe), stream, fixed, advance=advance)):
+            pass
+        return counted.rows / (nfe * batch * model.length)
+
+    return calls
+
+
+def forwards(model: Duo, head: Head, batch: int) -> Calls:
+    """Bare forwards: the body, then the head at every position, and nothing else."""
+    tokens = torch.randint(model.vocab_size, (batch, model.length), device=model.device)
+
+    def calls(nfe: int) -> float:
+        for _ in range(nfe):
+            head(model.body(tokens, 0.5))
+        return 1.0
+
+    return calls
+
+
+def side_by_side(model: Duo, head: Head, nfe: int, batch: int, runs: int) -> dict[str, Cost]:
+    """Every policy beside bare forwards with this head, in turns, so that what slows one down slows the others."""
+    contenders = {"bare": forwards(model, head, batch)}
+    contenders |= {name: generation(model, policy, batch) for name, policy in POLICIES.items()}
+    return measure(contenders, nfe, batch * model.length, runs, model.device)
+
+
+def measure(contenders: Mapping[str, Calls], nfe: int, tokens: int, runs: int, device: torch.device) -> dict[str, Cost]:
+    """Run the contenders in turns; the first is what the others are compared with."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    peaks: dict[str, float | None] = {}
+    rows: dict[str, float] = {}
+    with torch.inference_mode():
+        for turn in range(runs):
+            for name, calls in contenders.items():
+                if turn == 0:
+                    calls(min(nfe, WARM))
+                _settle(device)
+                begun = time.perf_counter()
+                rows[name] = calls(nfe)
+                peaks[name] = _peak(device)
+                seconds[name].append(time.perf_counter() - begun)
+    first = seconds[next(iter(contenders))]
+    return {
+        name: Cost(
+            seconds=statistics.median(taken),
+            ratio=statistics.median(own / base for own, base in zip(taken, first, strict=True)),
+            peak_gib=peaks[name],
+            tokens_per_second=tokens / statistics.median(taken),
+            head_rows=rows[name],
+        )
+        for name, taken in seconds.items()
+    }
+
+
+def _settle(device: torch.device) -> None:
+    """Let the device finish, and forget its highest use of memory."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(device: torch.device) -> float | None:
+    """Let the device finish; the most memory allocated, in GiB."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def arithmetic(
+    backends: Mapping[str, Backend], shape: tuple[int, int, int], steps: int, device: str = "cpu"
+) -> dict[str, float]:
+    """Seconds that each backend takes over some steps of a native 64-call path, its logits given: no network at all."""
+    batch, length, vocab_size = shape
+    generator = torch.Generator(device).manual_seed(SEED)
+    logits = 4 * torch.randn(shape, generator=generator, device=device)
+    tokens = torch.randint(vocab_size, (batch, length), generator=generator, device=device)
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    start = Transition(
+        tokens=tokens, seen=tokens, revise=every, inspect=~every, vocab_size=vocab_size, signal_t=0.0, signal_s=0.0,
+        top_p=1.0, boundary="released", convert=False, stream=Stream(SEED, torch.arange(batch, device=device)), step=0,
+    )  # fmt: skip
+    taken = dict.fromkeys(backends, 0.0)
+    for step in range(0, 63, 63 // steps):
+        transition = replace(start, signal_t=(step + 1) / 65, signal_s=(step + 2) / 65, step=step)
+        for name, advance in backends.items():
+            begun = time.perf_counter()
+            advance(lambda rows: rows, logits, transition)
+            taken[name] += time.perf_counter() - begun
+    return taken
+
+
+def trained_like(shape: Shape, seed: int = 0) -> Network:
+    """Random weights whose laws have the confidence of a trained model's, so that a path costs what it would cost.
+
+    The head is the embedding, scaled: logits are then normal with one outlier, the input's own token. The noise level
+    reaches the network through one conditioning feature, about 2.7 at clean text and 0 at noise: it raises the last
+    scale, so laws sharpen along the path, and lowers the gates of the blocks, so that tokens come to favour
+    themselves. The numbers were set until the mean largest probability and the chance of the input's own token ran
+    along a path of the released size roughly as the built-in model's do."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        network = Network(shape)
+        width, embedding = shape.width, network.vocab_embed.embedding
+        first, second = cast(Linear, network.sigma_map.mlp[0]), cast(Linear, network.sigma_map.mlp[2])
+        for parameter in network.sigma_map.parameters():
+            parameter.zero_()
+        first.weight[0, network.sigma_map.FREQUENCIES + 32] = -12.0  # the sine of sigma / 10
+        first.bias[0] = 3.0
+        second.weight[0, 0] = 1.0
+        for block in cast(list[Block], network.blocks):
+            cast(Linear, block.mlp[0]).bias.zero_()  # what all positions share would make all laws alike
+            cast(Linear, block.mlp[2]).bias.zero_()
+            for gate in (slice(2 * width, 3 * width), slice(5 * width, 6 * width)):
+                block.adaLN_modulation.bias[gate] = 0.35
+                block.adaLN_modulation.weight[gate, 0] = -0.06
+        output = network.output_layer
+        output.linear.weight.copy_(3.3 * math.sqrt(3) * embedding)  # logits of standard deviation 3.3 at noise
+        output.adaLN_modulation.weight[width:, 0] = 0.35
+    return network

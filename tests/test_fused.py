@@ -1,0 +1,232 @@
+"""The fused step against the others: by Triton's interpreter where there is no GPU, on the GPU where there is one.
+
+The kernels are the same text either way. Equality with `steps/lazy.py` is exact here: no uniform of these seeds
+falls within rounding of an edge."""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+
+pytest.importorskip("triton")
+
+import limpet
+from limpet import process, sampler, selector, support
+from limpet.denoisers.duo import Duo, Shape
+from limpet.fast import AlignedHead
+from limpet.samples import prepare
+from limpet.speed import trained_like
+from limpet.steps import Outcome, Transition, fused, lazy, released
+from limpet.streams import Purpose, Stream
+
+on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+def random_generator(seed: int) -> torch.Generator:
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def case(seed: int, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, tied: bool = False, **changes):
+    """Random logits, some of them equal if `tied`, and a transition that revises most positions, inspects some."""
+    generator = random_generator(seed)
+    batch, length, vocab_size = shape
+    logits = 2 * torch.randn(shape, generator=generator, device=DEVICE)
+    logits = ((2 * logits).round() / 2 if tied else logits).to(dtype)
+    tokens = torch.randint(vocab_size, (batch, length), generator=generator, device=DEVICE)
+    tokens[:, ::2] = logits[:, ::2].argmax(-1)  # half are tokens that the law favours, where coin two has a say
+    other = torch.randint(vocab_size, (batch, length), generator=generator, device=DEVICE)
+    mask = torch.rand(batch, length, 3, generator=generator, device=DEVICE)
+    values = {
+        "tokens": tokens, "seen": torch.where(mask[..., 0] < 0.3, other, tokens), "revise": mask[..., 1] < 0.9,
+        "inspect": mask[..., 2] < 0.4, "vocab_size": vocab_size, "signal_t": 0.02, "signal_s": 0.6, "top_p": 1.0,
+        "boundary": "released", "convert": False, "stream": Stream(8200, torch.arange(batch, device=DEVICE) + 5),
+        "step": 3,
+    }  # fmt: skip
+    return logits, Transition(**(values | changes))
+
+
+def same(rows: Tensor) -> Tensor:
+    return rows
+
+
+def agree(logits: Tensor, transition: Transition, head=same) -> None:
+    one, other = lazy.advance(head, logits, transition), fused.advance(head, logits, transition)
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.top, other.top)
+    torch.testing.assert_close(other.deficit, one.deficit, rtol=1e-6, atol=1e-12)
+    assert (one.tokens != transition.tokens).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("top_p", "boundary"), [(1.0, "released"), (0.8, "released"), (0.8, "paper"), (0.05, "released")]
+)
+def test_it_is_lazy(dtype: torch.dtype, top_p: float, boundary: str) -> None:
+    agree(*case(1, (2, 8, 37), dtype, tied=dtype == torch.bfloat16, top_p=top_p, boundary=boundary))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_it_is_lazy_with_a_vocabulary_of_several_blocks(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "BLOCK", 16)
+    agree(*case(2, (2, 8, 83), tied=True, top_p=top_p))
+
+
+def test_it_is_lazy_for_a_model_that_predicts_posteriors() -> None:
+    agree(*case(3, (2, 8, 19), convert=True, signal_t=0.3, top_p=0.9))
+
+
+def test_it_is_lazy_at_the_readout_and_with_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw at signal 1, five rows of the head at a time, and logits whose rows are padded or transposed."""
+    monkeypatch.setattr(fused, "CHUNK", 5 * 19)
+    logits, transition = case(4, (2, 8, 19), signal_t=0.4, signal_s=1.0)
+    sizes = []
+
+    def padded(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return torch.nn.functional.pad(rows, (0, 13), value=100.0)[:, :19]  # whatever lies beyond must not be read
+
+    agree(logits, transition, padded)
+    assert max(sizes[len(sizes) // 2 :]) <= 5
+    agree(logits, transition, lambda rows: rows.T.contiguous().T)
+
+
+@pytest.mark.parametrize(("boundary", "kept"), [("released", {0, 1, 2}), ("paper", {0, 1})])
+def test_an_exact_tie_at_the_edge_of_the_nucleus(boundary: str, kept: set[int]) -> None:
+    """Four equal labels and p = 1/2: the paper keeps two, the released code three; ties go to lower ids."""
+    shape = (4, 8)
+    tokens = torch.full(shape, 3, device=DEVICE)
+    _, transition = case(5, (*shape, 4), tokens=tokens, seen=tokens, top_p=0.5, boundary=boundary, signal_t=1e-9,
+                         signal_s=1.0, revise=tokens > 0)  # fmt: skip
+    drawn = fused.advance(same, torch.zeros(*shape, 4, device=DEVICE), transition).tokens
+    assert set(drawn.flatten().tolist()) == kept
+
+
+def test_impossible_tokens_are_never_drawn_and_never_looked_at_amiss() -> None:
+    logits, transition = case(6, (2, 8, 11), top_p=0.9)
+    logits[..., ::2] = -torch.inf
+    agree(logits, transition)
+
+
+@pytest.mark.parametrize("seed", [0, 8200, 2**31 + 7, 2**63 + 11, 2**64 - 1])
+def test_the_uniforms_are_the_streams(seed: int) -> None:
+    """Where every move is to a uniform token, tokens say which bits were used."""
+    vocab_size = 1000
+    stream = Stream(seed, torch.tensor([0, 70000], device=DEVICE))
+    _, transition = case(7, (2, 6, 4), stream=stream)
+    tokens = torch.full((2, 6), vocab_size - 1, device=DEVICE)
+    transition = Transition(
+        **{**vars(transition), "tokens": tokens, "seen": tokens, "vocab_size": vocab_size, "signal_t": 1e-12,
+           "signal_s": 1e-6, "revise": tokens > 0, "inspect": tokens < 0}
+    )  # fmt: skip
+    moved = fused.advance(lambda rows: torch.zeros(len(rows), vocab_size, device=DEVICE), tokens[..., None], transition)
+    coin, _ = stream.uniforms(3, torch.arange(6, device=DEVICE), Purpose.COINS)
+    _, uniform = stream.uniforms(3, torch.arange(6, device=DEVICE), Purpose.TOKENS)
+    moves = (coin >= 1e-6) & (coin < 1 - 1e-6)
+    assert moves.all()
+    assert torch.equal(moved.tokens, (uniform * vocab_size).long())
+
+
+def test_a_plan_holds_what_needs_no_law() -> None:
+    """Planned apart or within, the outcome is the same; the rows are those that lazy evaluates, in their order."""
+    logits, transition = case(8, (2, 8, 19))
+    planned = fused.plan(transition)
+    rows: list[Tensor] = []
+    lazy.advance(lambda given: rows.append(given) or given, logits, transition)  # type: ignore[func-returns-value]
+    count = sum(len(part) for part in rows)
+    if planned.ready is not None:
+        planned.ready.synchronize()
+    assert int(planned.rows) == count
+    assert torch.equal(logits.flatten(0, 1)[planned.index[:count].long()], torch.cat(rows))
+    for one, other in zip(fused.advance(same, logits, planned), fused.advance(same, logits, transition), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_where_no_row_is_needed_nothing_happens() -> None:
+    logits, transition = case(9, (2, 4, 7))
+    none = torch.zeros_like(transition.revise)
+    still = Transition(**{**vars(transition), "revise": none, "inspect": none})
+    outcome: Outcome = fused.advance(lambda rows: pytest.fail("the head was asked"), logits, still)
+    assert torch.equal(outcome.tokens, transition.tokens)
+    assert (outcome.deficit == torch.inf).all()
+    assert (outcome.top == 0).all()
+
+
+@pytest.mark.parametrize("spacing", [0, 1, 4])
+def test_it_selects_as_the_selector_does(spacing: int) -> None:
+    """Deficits with many ties, count and budget of every kind, one limit for all samples and one each."""
+    generator = random_generator(10)
+    for length, digits in ((1, 1), (33, 1), (50, 3)):
+        deficit = torch.rand(4, length, generator=generator, device=DEVICE, dtype=torch.float64).round(decimals=digits)
+        eligible = torch.rand(4, length, generator=generator, device=DEVICE) < 0.7
+        count = torch.tensor([0, 1, 5, length], device=DEVICE)
+        budget = torch.tensor([1.0, 0.0, 0.55, torch.inf], dtype=torch.float64, device=DEVICE)
+        for limits in ((count, budget), (length, budget), (count, 0.7), (3, 2.0)):
+            expected = selector.select(deficit, eligible, *limits, spacing)
+            assert torch.equal(fused.select(deficit, eligible, *limits, spacing), expected)
+
+
+def test_the_sampler_takes_the_fused_parts_where_there_is_a_gpu() -> None:
+    """A whole path through plan, advance and select is the lazy one."""
+    model = Duo(trained_like(Shape(vocab_size=23, length=8, width=32, blocks=1, heads=2, hidden=32))).to(DEVICE)
+    policy = limpet.Policy(nfe=4, spacing=1, late_top_p=0.8)
+    fixed = torch.full((2, 8), -1, device=DEVICE)
+    stream = Stream(1, torch.arange(2, device=DEVICE))
+    by_itself = prepare(model, policy, stream, fixed)
+    assert (by_itself.advance is fused.advance) == (DEVICE == "cuda")
+    run = prepare(model, policy, stream, fixed, advance=fused.advance)
+    assert run.plan is fused.plan
+    plain = prepare(model, policy, stream, fixed, advance=lazy.advance)
+    for (one, _), (other, _) in zip(sampler.generate(run), sampler.generate(plain), strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.selected_at, other.selected_at)
+
+
+def test_the_released_step_draws_from_the_same_law() -> None:
+    """100 000 draws a case against the exact reverse law; the chance that a right step fails is 1e-6 a case."""
+    torch.manual_seed(0)
+    law = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0], dtype=torch.float64)
+    tokens = torch.ones(100, 1000, dtype=torch.long)
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    for top_p in (1.0, 0.65):
+        transition = Transition(
+            tokens=tokens, seen=tokens, revise=every, inspect=every, vocab_size=5, signal_t=0.4, signal_s=0.7,
+            top_p=top_p, boundary="released", convert=False, stream=Stream(0, torch.arange(100)), step=0,
+        )  # fmt: skip
+        outcome = released.advance(same, law.log().expand(100, 1000, 5), transition)
+        exact = process.reverse_law(support.restrict(law, top_p), torch.tensor(1), 0.4, 0.7)
+        counts = outcome.tokens.flatten().bincount(minlength=5)
+        statistic = ((counts - exact * 1e5) ** 2 / (exact * 1e5)).sum()
+        assert float(torch.special.gammaincc(torch.tensor(2.0), statistic.float() / 2)) > 1e-6
+        assert (outcome.top == 0).all()
+        torch.testing.assert_close(outcome.deficit, torch.full(tokens.shape, 0.5, dtype=torch.float64))
+
+
+def test_an_aligned_head_is_the_head() -> None:
+    linear = torch.nn.Linear(16, 50, device=DEVICE)
+    features = torch.randn(3, 5, 16, device=DEVICE)
+    aligned = AlignedHead(linear)(features)
+    assert aligned.shape == (3, 5, 50)
+    assert aligned.stride(1) == 64
+    torch.testing.assert_close(aligned, linear(features))
+
+
+@on_gpu
+def test_a_path_hides_no_synchronisation() -> None:
+    model = Duo(trained_like(Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64))).to(DEVICE)
+    fixed = torch.full((4, 64), -1, device=DEVICE)
+    run = prepare(model, limpet.Policy(nfe=8), Stream(1, torch.arange(4, device=DEVICE)), fixed)
+    with torch.inference_mode():
+        list(sampler.generate(run))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            list(sampler.generate(run))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
