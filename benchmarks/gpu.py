@@ -30,7 +30,7 @@ from limpet.denoisers.duo import Duo, Shape
 from limpet.fast import AlignedHead
 from limpet.policy import Policy
 from limpet.samples import prepare, sample
-from limpet.steps import Head, Transition, fused, lazy, released
+from limpet.steps import Head, Transition, fused, lazy
 from limpet.streams import Stream
 
 CUDA = torch.device("cuda")
@@ -253,22 +253,6 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
     return found
 
 
-def released_step(model: Duo, batch: int, save: Callable[[str, Any], None]) -> None:
-    """The released arithmetic around the same body and the plain head; 8 calls."""
-    plain = Duo.__new__(Duo)
-    plain.__dict__.update(model.__dict__ | {"head": model.network.head})
-    for name, top_p in (("native", 1.0), ("top-p .9", 0.9)):
-        policy = Policy(horizon=0, endpoint="ancestral", top_p=top_p)
-        calls = speed.generation(plain, policy, batch, released.advance)
-        try:
-            cost = speed.measure({"released": calls}, 8, batch * model.length, 1, CUDA)["released"].to_dict()
-            del cost["ratio"]
-        except torch.OutOfMemoryError as error:
-            cost = {"out of memory": str(error)[:120]}
-        save(f"batch {batch} nfe 8 released {name}", cost)
-        torch.cuda.empty_cache()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
@@ -303,8 +287,11 @@ def main() -> None:
 
     def timings(model: Duo, head: Head, batch: int) -> None:
         for nfe in (64, 8):
-            for name, cost in speed.side_by_side(model, head, nfe, batch, options.runs).items():
-                save(f"batch {batch} nfe {nfe} {name}", cost.to_dict())
+            costs = speed.side_by_side(
+                model, head, nfe, batch, options.runs, with_released=nfe == 8 and batch in (16, 64)
+            )
+            for name, cost in costs.items():
+                save(f"batch {batch} nfe {nfe} {name}", cost.to_dict() if cost else {"out of memory": True})
 
     torch._dynamo.config.automatic_dynamic_shapes = False  # one static graph for each batch size
     if options.cache and options.cache.exists():
@@ -324,8 +311,6 @@ def main() -> None:
             section("check laws", check_laws)
             section("check path", check_path, eager)
             section("confidence", confidence, eager)
-        if batch in (16, 64):
-            section(f"released {batch}", released_step, model, batch, save)
     artifacts = torch.compiler.save_cache_artifacts()
     if artifacts is not None:
         options.out.with_suffix(".cache").write_bytes(artifacts[0])

@@ -20,6 +20,7 @@ COMMANDS = {
     "view": "limpet.commands.view",
     "serve": "limpet.commands.serve",
     "audit": "limpet.commands.audit",
+    "bench": "limpet.commands.bench",
 }
 
 

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from limpet import sampler
 from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
 from limpet.policy import Policy
 from limpet.samples import Counted, prepare
-from limpet.steps import Backend, Head, Transition
+from limpet.steps import Backend, Head, Transition, released
 from limpet.streams import Stream
 
 POLICIES = {"native": Policy(horizon=0), "top-p .9": Policy(horizon=0, top_p=0.9), "CRS": Policy()}
@@ -39,11 +40,25 @@ class Cost:
         return asdict(self)
 
 
-def generation(model: Duo, policy: Policy, batch: int, advance: Backend | None = None) -> Calls:
+class Plain(Counted):
+    """The network's own head, as it lies in memory, whatever the device."""
+
+    def __init__(self, inner: Duo) -> None:
+        super().__init__(inner)
+        self.plain = inner.network.head
+
+    def head(self, features: Tensor) -> Tensor:
+        self.rows += features.shape[:-1].numel()
+        return self.plain(features)
+
+
+def generation(
+    model: Duo, policy: Policy, batch: int, advance: Backend | None = None, counts: type[Counted] = Counted
+) -> Calls:
     """Whole generations of one batch, from noise to the readout."""
 
     def calls(nfe: int) -> float:
-        counted = Counted(model)
+        counted = counts(model)
         fixed = torch.full((batch, model.length), -1, device=model.device)
         stream = Stream(SEED, torch.arange(batch, device=model.device))
         for _ in sampler.generate(prepare(counted, policy.but(nfe=nfe), stream, fixed, advance=advance)):
@@ -65,39 +80,57 @@ def forwards(model: Duo, head: Head, batch: int) -> Calls:
     return calls
 
 
-def side_by_side(model: Duo, head: Head, nfe: int, batch: int, runs: int) -> dict[str, Cost]:
-    """Every policy beside bare forwards with this head, in turns, so that what slows one down slows the others."""
+def side_by_side(
+    model: Duo, head: Head, nfe: int, batch: int, runs: int, with_released: bool = False
+) -> dict[str, Cost | None]:
+    """Every policy beside bare forwards with this head, in turns, so that what slows one down slows the others; None
+    for what does not fit in memory."""
     contenders = {"bare": forwards(model, head, batch)}
     contenders |= {name: generation(model, policy, batch) for name, policy in POLICIES.items()}
+    if with_released:
+        contenders |= {
+            f"released {name}": generation(model, policy.but(endpoint="ancestral"), batch, released.advance, Plain)
+            for name, policy in POLICIES.items()
+            if policy.horizon == 0
+        }
     return measure(contenders, nfe, batch * model.length, runs, model.device)
 
 
-def measure(contenders: Mapping[str, Calls], nfe: int, tokens: int, runs: int, device: torch.device) -> dict[str, Cost]:
+def measure(
+    contenders: Mapping[str, Calls], nfe: int, tokens: int, runs: int, device: torch.device
+) -> dict[str, Cost | None]:
     """Run the contenders in turns; the first is what the others are compared with."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, float | None] = {}
     rows: dict[str, float] = {}
+    too_large: set[str] = set()
     with torch.inference_mode():
         for turn in range(runs):
             for name, calls in contenders.items():
-                if turn == 0:
-                    calls(min(nfe, WARM))
-                _settle(device)
-                begun = time.perf_counter()
-                rows[name] = calls(nfe)
-                peaks[name] = _peak(device)
-                seconds[name].append(time.perf_counter() - begun)
+                if name in too_large:
+                    continue
+                try:
+                    if turn == 0:
+                        calls(min(nfe, WARM))
+                    _settle(device)
+                    begun = time.perf_counter()
+                    rows[name] = calls(nfe)
+                    peaks[name] = _peak(device)
+                    seconds[name].append(time.perf_counter() - begun)
+                except torch.OutOfMemoryError:
+                    too_large.add(name)
     first = seconds[next(iter(contenders))]
-    return {
-        name: Cost(
+
+    def cost(name: str, taken: list[float]) -> Cost:
+        return Cost(
             seconds=statistics.median(taken),
             ratio=statistics.median(own / base for own, base in zip(taken, first, strict=True)),
             peak_gib=peaks[name],
             tokens_per_second=tokens / statistics.median(taken),
             head_rows=rows[name],
         )
-        for name, taken in seconds.items()
-    }
+
+    return {name: None if name in too_large else cost(name, taken) for name, taken in seconds.items()}
 
 
 def _settle(device: torch.device) -> None:
@@ -130,7 +163,7 @@ def arithmetic(
         top_p=1.0, boundary="released", convert=False, stream=Stream(SEED, torch.arange(batch, device=device)), step=0,
     )  # fmt: skip
     taken = dict.fromkeys(backends, 0.0)
-    for step in range(0, 63, 63 // steps):
+    for step in range(63 // steps // 2, 63, 63 // steps):
         transition = replace(start, signal_t=(step + 1) / 65, signal_s=(step + 2) / 65, step=step)
         for name, advance in backends.items():
             begun = time.perf_counter()

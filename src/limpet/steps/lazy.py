@@ -27,29 +27,32 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
         sample, position = rows.unbind(-1)
         logits = logits_at(head, features, transition, sample, position)
         largest, top[sample, position] = logits.max(-1)
-        weights = (logits - largest[:, None]).exp()  # the largest is 1, so the deficit is what the others add
+        weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)
         deficit[sample, position] = (total - 1) / total
 
-        moves = route[sample, position] != STAY
-        sample, position = sample[moves], position[moves]
+        moves = (route[sample, position] != STAY).nonzero()[:, 0]
+        if len(moves) < len(rows):
+            weights, total, sample, position = weights[moves], total[moves], sample[moves], position[moves]
         tokens[sample, position] = _move(
-            weights[moves], route[sample, position], second[sample, position], sample, position, transition
+            weights, total, route[sample, position], second[sample, position], sample, position, transition
         )
     return Outcome(tokens, top.masked_fill(~transition.inspect, 0), deficit.masked_fill(~transition.inspect, math.inf))
 
 
 def _move(
-    weights: Tensor, route: Tensor, second: Tensor, sample: Tensor, position: Tensor, transition: Transition
-) -> Tensor:
-    """The next tokens of the rows where coin one moved, given the weights of their laws."""
+    weights: Tensor, total: Tensor, route: Tensor, second: Tensor, sample: Tensor, position: Tensor,
+    transition: Transition,
+) -> Tensor:  # fmt: skip
+    """The next tokens of the rows where coin one moved, given the weights of their laws and the sums of those."""
     if transition.top_p < 1:
         weights = weights * support.nucleus(weights, transition.top_p, transition.boundary)
+        total = weights.sum(-1, dtype=torch.float64)
     z = transition.tokens[sample, position]
-    law_at_z = weights.gather(-1, z[:, None])[:, 0] / weights.sum(-1, dtype=torch.float64)
+    law_at_z = weights.gather(-1, z[:, None])[:, 0] / total
     kept = coin_two(second, law_at_z, transition.signal_t, transition.vocab_size)
     for_draw, for_uniform = transition.stream.uniforms(transition.step, position, Purpose.TOKENS, sample)
     moved = uniform_token(for_uniform, transition.vocab_size)
-    drawn = route == DRAW
+    drawn = kept & (route == DRAW)
     moved[drawn] = inverse_cdf(weights[drawn], for_draw[drawn])
     return torch.where(kept, moved, z)

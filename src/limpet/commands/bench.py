@@ -1,0 +1,115 @@
+"""`limpet bench`: what generations cost on this machine, beside bare forwards and the dense step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from limpet import speed
+from limpet.commands import DEFAULT_MODEL, Precision, err, out, precision_on, print_json
+from limpet.denoisers.catalog import load
+from limpet.denoisers.duo import Duo, Shape
+from limpet.denoisers.files import usable_device
+from limpet.errors import LimpetError
+from limpet.steps import Head, backends
+
+RANDOM = "random"
+
+
+def run(
+    model: str | None = None,
+    nfe: tuple[int, ...] = (64, 8),
+    batches: tuple[int, ...] | None = None,
+    runs: int = 3,
+    device: str | None = None,
+    precision: Precision = "auto",
+    compile: bool | None = None,
+    threads: int | None = None,
+    released: bool = False,
+    arithmetic: bool = False,
+    json: bool = False,
+) -> None:
+    """Time whole generations, native, with top-p .9 and with CRS, in turns with as many bare forwards of the network.
+
+    $ limpet bench
+    $ limpet bench --model mini --batches 16 --nfe 64 --threads 2
+    $ limpet bench --device cuda --model random --batches 1 16 64 256
+    $ limpet bench --arithmetic
+
+    Args:
+        model: any model that `limpet sample` takes, or `random`: the released size with random weights as confident
+            as trained ones; the built-in one on a CPU and `random` on a GPU unless told
+        nfe: network calls of a generation
+        batches: samples computed at once; 16 on a CPU, 1 16 64 256 on a GPU unless told
+        runs: how many times each is timed; medians are printed
+        device: cpu, cuda, ...; a GPU where there is one
+        precision: what the network runs in; auto is bfloat16 where the device has it
+        compile: compile body and head, for the forwards as for the generations; on a GPU unless told
+        threads: of the processor; as many as there are unless told
+        released: also time the released sampler's dense float64 step, where it fits in memory
+        arithmetic: time only the step's arithmetic, with every backend, at the released vocabulary
+        json: print one JSON document
+    """
+    if runs < 1:
+        raise LimpetError(f"runs is {runs}; time everything at least once")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = usable_device(device)
+    if arithmetic:
+        return _arithmetic(str(place), json)
+    on_gpu = place.type == "cuda"
+    compile = on_gpu if compile is None else compile
+    denoiser = _model(model or (RANDOM if on_gpu else DEFAULT_MODEL), str(place), precision, compile)
+    head: Head = torch.compile(denoiser.network.head) if compile else denoiser.network.head
+    rows: list[dict[str, Any]] = []
+    for batch in batches or ((1, 16, 64, 256) if on_gpu else (16,)):
+        for calls in nfe:
+            err.print(f"timing batch {batch}, {calls} calls, {runs} runs each ...", markup=False)
+            costs = speed.side_by_side(denoiser, head, calls, batch, runs, released)
+            for name, cost in costs.items():
+                measured = cost.to_dict() if cost else {"out of memory": True}
+                rows.append({"batch": batch, "nfe": calls, "what": name} | measured)
+    facts = {
+        "model": denoiser.name, "device": str(place), "precision": denoiser.precision, "compiled": compile,
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+    }  # fmt: skip
+    if json:
+        return print_json(facts | {"rows": rows})
+    table = Table(title=", ".join(f"{name} {value}" for name, value in facts.items()), title_justify="left")
+    for column in ("batch", "nfe", "", "seconds", "of bare", "peak GiB", "tokens/s", "head rows"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        if "out of memory" in row:
+            table.add_row(str(row["batch"]), str(row["nfe"]), row["what"], "out of memory")
+            continue
+        peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+        table.add_row(
+            str(row["batch"]), str(row["nfe"]), row["what"], f"{row['seconds']:.3f}", f"{row['ratio']:.3f}", peak,
+            f"{row['tokens_per_second']:,.0f}", f"{row['head_rows']:.3f}",
+        )  # fmt: skip
+    out.print(table)
+
+
+def _model(name: str, device: str, precision: Precision, compile: bool) -> Duo:
+    kind = precision_on(device, precision)
+    if name == RANDOM:
+        return Duo(speed.trained_like(Shape()), name=RANDOM, precision=kind, compile=compile).to(device)
+    model = load(name, device=device, precision=kind, compile=compile)
+    if not isinstance(model, Duo):
+        raise LimpetError(f"{name} is no network, so there are no forwards to compare with: name a model or `random`")
+    return model
+
+
+def _arithmetic(device: str, json: bool) -> None:
+    """Logits given, a few steps of a native path: each backend's time, and how often the dense one's it is."""
+    shape = (1, 128, Shape().vocab_size)
+    taken = speed.arithmetic(backends(device), shape, steps=9, device=device)
+    rows = [{"step": name, "seconds": s, "times as fast as dense": taken["dense"] / s} for name, s in taken.items()]
+    if json:
+        return print_json({"batch, length, vocabulary": shape, "device": device, "rows": rows})
+    for row in rows:
+        out.print(
+            f"{row['step']:<8} {row['seconds']:8.3f} s {row['times as fast as dense']:8.1f} x dense", markup=False
+        )

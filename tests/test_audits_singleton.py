@@ -1,0 +1,128 @@
+"""The singleton trace against the bridge written out, the nucleus by a full sort, and enumeration of every path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import literal
+from limpet.audits import AUDITS, Models
+from limpet.audits.paths import prepared
+from limpet.audits.singleton import CERTAIN, largest_mass, trace
+from limpet.denoisers.exact import Mixture
+from limpet.policy import Policy
+from limpet.sampler import generate
+
+WORDS = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 1, 0]])
+SOURCE = Mixture(
+    torch.tensor([0.5, 0.3, 0.2]), 0.88 * torch.nn.functional.one_hot(WORDS, 3).double() + 0.04, name="three words"
+)
+STATES = np.array(list(itertools.product(range(3), repeat=3)))
+
+
+@given(
+    size=st.integers(2, 9),
+    high=st.floats(1e-6, 0.99999),
+    share=st.floats(0.0, 0.999),
+    label=st.integers(0, 8),
+    z=st.integers(0, 8),
+)
+def test_largest_mass_is_the_largest_of_the_bridge(size, high, share, label, z):
+    label, z, low = label % size, z % size, high * share
+    masses = [literal.bridge(y, label, z, 1 - low, 1 - high, size) for y in range(size)]
+    signals = (torch.tensor(signal, dtype=torch.float64) for signal in (low, high))
+    found = largest_mass(torch.tensor(label), torch.tensor(z), *signals, size)
+    assert float(found) == pytest.approx(max(masses), rel=1e-9)
+
+
+def enumerated(nfe: int, p: float) -> dict[str, float]:
+    """The expected shares, from the law of every state at every step and every transition between them."""
+    policy = Policy(nfe=nfe, horizon=0, top_p=p)
+    run = prepared(SOURCE, policy, 0, 1)
+    laws = []
+    for signal in run.signals:
+        signals = torch.full((len(STATES),), signal, dtype=torch.float64)
+        laws.append(SOURCE.law(torch.from_numpy(STATES), signals).numpy())  # (27, 3, 3)
+    moves = []
+    for r in range(nfe - 1):
+        rows = []
+        for state, law in zip(STATES, laws[r], strict=True):
+            own = []
+            for z, one in zip(state, law, strict=True):
+                kept = literal.restricted(one, literal.nucleus(one, p, "released"))
+                own.append(literal.reverse(kept, z, 1 - run.signals[r], 1 - run.signals[r + 1]))
+            rows.append([math.prod(own[i][y] for i, y in enumerate(after)) for after in STATES])
+        moves.append(np.array(rows))
+    chance = np.full(len(STATES), 1 / len(STATES))
+    sums = dict.fromkeys(("singleton", "late", "next step", "final", "stochastic bridge"), 0.0)
+    for r in range(nfe - 1):
+        top = laws[r].argmax(-1)
+        to_end = np.linalg.multi_dot([*moves[r:], np.eye(27)]) if r < nfe - 2 else moves[r]
+        for s, state in enumerate(STATES):
+            for i in range(3):
+                if sum(literal.nucleus(laws[r][s, i], p, "released")) != 1:
+                    continue
+                sums["singleton"] += chance[s]
+                sums["late"] += chance[s] * (r >= nfe - 1 - 2)
+                sums["next step"] += chance[s] * (moves[r][s] @ (laws[r + 1].argmax(-1)[:, i] == top[s, i]))
+                sums["final"] += chance[s] * (to_end[s] @ (laws[-1].argmax(-1)[:, i] == top[s, i]))
+                a, z, noises = top[s, i], state[i], (1 - run.signals[r], 1 - run.signals[r + 1])
+                largest = max(literal.bridge(y, a, z, *noises, 3) for y in range(3))
+                sums["stochastic bridge"] += chance[s] * (largest < 1 - CERTAIN)
+        chance = chance @ moves[r]
+    pairs, late = 3 * (nfe - 1), 3 * 2
+    shares = {name: value / sums["singleton"] for name, value in sums.items()}
+    return {**shares, "singleton": sums["singleton"] / pairs, "singleton, last steps": sums["late"] / late}
+
+
+def test_trace_has_the_rates_of_enumeration():
+    """Five figures from 6000 paths, each within 4.5 standard errors of its expectation: fails by chance once in 3e4."""
+    nfe, p, paths = 6, 0.8, 6000
+    seen = trace(prepared(SOURCE, Policy(nfe=nfe, horizon=0, top_p=p), 7, paths, trace=True))
+    single = seen["singleton"].double()
+    exact = enumerated(nfe, p)
+    assert 0.2 < exact["singleton"] < 0.9  # neither rare nor certain, or nothing would be tested
+    counts = {
+        "singleton": (single, torch.ones_like(single)),
+        "singleton, last steps": (single[-2:], torch.ones_like(single[-2:])),
+        **{name: (single * seen[name], single) for name in ("next step", "final", "stochastic bridge")},
+    }
+    for name, (hits, of) in counts.items():
+        by_path, events = hits.sum((0, 2)), of.sum((0, 2))
+        rate = float(by_path.sum() / events.sum())
+        error = float((by_path - rate * events).std() / events.mean() / math.sqrt(paths))
+        assert rate == pytest.approx(exact[name], abs=4.5 * error + 1e-12), name
+
+
+def test_every_event_of_a_path_is_a_nucleus_of_one():
+    """Each pair of a short path: the law of its state, the nucleus by a full sort, and the argmax of later calls."""
+    policy = Policy(nfe=5, horizon=0, top_p=0.9)
+    run = prepared(SOURCE, policy, 3, 8, trace=True)
+    seen = trace(run)
+    infos = [info for _, info in generate(run)]
+    tops = [SOURCE.law(info.input, SOURCE.schedule.signal(info.t).expand(8)).argmax(-1) for info in infos]
+    for r, info in enumerate(infos[:-1]):
+        law = SOURCE.law(info.input, SOURCE.schedule.signal(info.t).expand(8))
+        for b, i in itertools.product(range(8), range(3)):
+            kept = literal.nucleus(law[b, i].tolist(), 0.9, "released")
+            assert bool(seen["singleton"][r, b, i]) == (sum(kept) == 1)
+        assert (seen["next step"][r] == (tops[r + 1] == tops[r])).all()
+        assert (seen["final"][r] == (tops[-1] == tops[r])).all()
+
+
+def test_paper_preset_counts():
+    preset = AUDITS["singleton"].presets["paper"]
+    assert (preset.shards, preset.paths, preset.nfe, preset.masses) == ((8200, 8210, 8220, 8230), 4, 64, (0.8, 0.9))
+    result = AUDITS["singleton"](Models((SOURCE,)), "paper")
+    for p in preset.masses:
+        (singleton,) = result.of("singleton", p=p)
+        assert singleton.events == 4 * 4 * 63 * SOURCE.length
+        assert result.of("singleton, last steps", p=p)[0].events == 4 * 4 * 10 * SOURCE.length
+        singles = round(sum(singleton.estimate.values / 100 * 4 * 63 * SOURCE.length))
+        assert result.of("final", p=p)[0].events == singles

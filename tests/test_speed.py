@@ -1,0 +1,106 @@
+"""The benchmark measures what it says: calls, rows, turns, what does not fit; and its random model sharpens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from limpet import speed
+from limpet.commands import bench
+from limpet.denoisers.duo import Duo, Shape
+from limpet.errors import LimpetError
+from limpet.steps import dense, lazy
+
+SMALL = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
+
+
+@pytest.fixture(scope="module")
+def model() -> Duo:
+    return Duo(speed.trained_like(SMALL), name="small")
+
+
+def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> None:
+    costs = speed.side_by_side(model, model.network.head, nfe=6, batch=3, runs=1, with_released=True)
+    assert list(costs) == ["bare", "native", "top-p .9", "CRS", "released native", "released top-p .9"]
+    found = {name: cost.head_rows for name, cost in costs.items() if cost is not None}
+    assert found["bare"] == found["released native"] == found["released top-p .9"] == 1
+    assert found["native"] == found["top-p .9"] < found["CRS"] < 1
+    for cost in costs.values():
+        assert cost is not None
+        assert cost.peak_gib is None
+        assert cost.tokens_per_second == pytest.approx(3 * 16 / cost.seconds)
+    assert costs["bare"] is not None
+    assert costs["bare"].ratio == 1
+
+
+def test_contenders_run_in_turns_after_a_short_run_of_each() -> None:
+    made: list[tuple[str, int]] = []
+
+    def contender(name: str) -> speed.Calls:
+        return lambda calls: float(bool(made.append((name, calls))))
+
+    speed.measure({"a": contender("a"), "b": contender("b")}, 8, 10, 2, torch.device("cpu"))
+    assert made == [("a", 4), ("a", 8), ("b", 4), ("b", 8), ("a", 8), ("b", 8)]
+
+
+def test_what_does_not_fit_is_none_and_the_others_are_timed() -> None:
+    def large(calls: int) -> float:
+        raise torch.OutOfMemoryError
+
+    costs = speed.measure({"a": lambda calls: 1.0, "b": large}, 8, 10, 2, torch.device("cpu"))
+    assert costs["b"] is None
+    assert costs["a"] is not None
+
+
+def test_bare_forwards_are_as_many_as_asked(model: Duo, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = []
+    body = model.body
+    monkeypatch.setattr(model, "body", lambda tokens, t: bodies.append(tokens.shape) or body(tokens, t))
+    speed.forwards(model, model.network.head, batch=2)(5)
+    assert bodies == [(2, 16)] * 5
+
+
+def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:
+    tokens = torch.randint(300, (8, 16), generator=torch.Generator().manual_seed(0))
+    largest, own = [], []
+    for t in (1.0, 0.67, 0.33, 0.05):
+        law = model.logits(tokens, t).softmax(-1)
+        largest.append(float(law.amax(-1).mean()))
+        own.append(float(law.gather(-1, tokens[..., None]).mean()))
+    assert largest == sorted(largest)
+    assert own == sorted(own)
+    assert 1 - largest[-1] < (1 - largest[0]) / 10
+    assert torch.equal(speed.trained_like(SMALL).vocab_embed.embedding, model.network.vocab_embed.embedding)
+
+
+def test_arithmetic_times_every_backend() -> None:
+    taken = speed.arithmetic({"dense": dense.advance, "lazy": lazy.advance}, (1, 8, 100), steps=3)
+    assert set(taken) == {"dense", "lazy"}
+    assert min(taken.values()) > 0
+
+
+def test_the_command_prints_one_json_document(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(bench, "load", lambda name, **options: model)
+    bench.run(model="small", nfe=(4,), batches=(1, 2), runs=1, device="cpu", precision="float32", json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["model"] == "small"
+    assert [(row["batch"], row["what"]) for row in document["rows"]] == [
+        (batch, what) for batch in (1, 2) for what in ("bare", "native", "top-p .9", "CRS")
+    ]
+
+
+def test_the_command_prints_a_table(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(bench, "load", lambda name, **options: model)
+    bench.run(model="small", nfe=(4,), batches=(1,), runs=1, device="cpu", precision="float32", released=True)
+    printed = capsys.readouterr().out
+    for word in ("of bare", "head rows", "CRS", "released native"):
+        assert word in printed
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    with pytest.raises(LimpetError, match="runs is 0"):
+        bench.run(runs=0)
+    with pytest.raises(LimpetError, match="exact:words is no network"):
+        bench.run(model="exact:words", device="cpu")
