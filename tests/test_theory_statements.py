@@ -230,6 +230,11 @@ def test_the_gap_can_fail_when_sides_are_exchanged() -> None:
         assert row._replace(left=row.right, right=row.left).verdict == "VIOLATED"
 
 
+def test_the_likelihood_ratio_can_fail_when_sides_are_exchanged() -> None:
+    row = shared.check_ratio("", random_laws(8, 3, seed=8), random_laws(8, 3, 4, seed=9))
+    assert row._replace(left=row.right, right=row.left).verdict == "VIOLATED"
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.49])
 def test_the_two_coordinates_of_the_paper(share: float) -> None:
     assert {row.verdict for row in shared.two_coordinates(share)} == {"equal"}
@@ -254,6 +259,13 @@ def test_combined_evidence_is_equal_for_two_modes() -> None:
     verdicts = {row.statement: row.verdict for row in rows}
     for statement in ("ln posterior odds <= ln prior odds - S - T", "-ln w[A, u] <= ln(1 + a e^-(S + T))"):
         assert verdicts[statement] == "equal"
+
+
+def test_every_bound_of_combined_evidence_can_fail_when_sides_are_exchanged() -> None:
+    bounds = [row for row in combined.check("", combined.random_evidence(20, 4, seed=30)) if row.relation == "<="]
+    assert len(bounds) == 5
+    for row in bounds:
+        assert row._replace(left=row.right, right=row.left).verdict == "VIOLATED", row
 
 
 def test_combined_evidence_can_fail_when_an_observation_is_repeated() -> None:
