@@ -16,7 +16,7 @@ from limpet.audits.endpoint import read_out
 from limpet.audits.paths import QUALITY, before, prepared, quality
 from limpet.audits.storage import Preset as Storage
 from limpet.audits.storage import outputs
-from limpet.audits.values import ARMS, arm_of, followed
+from limpet.audits.values import ARMS, RULES, arm_of, followed
 from limpet.audits.values import Preset as Values
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError
@@ -68,8 +68,8 @@ def test_value_arms_are_the_public_sampler_with_replay():
     for seed, shard in ((8200, 0), (8210, 1)):
         crs = limpet.sample(WORDS, policy, 1, seed)
         for arm in ARMS:
-            if arm == "refreshed in turn":
-                continue  # not a policy of its own: below
+            if arm in RULES:
+                continue  # not policies of their own: below
             tokens = limpet.sample(WORDS, policy.but(values=arm), 1, seed, replay=crs.selection).tokens
             nll = -float(WORDS.log_prob(tokens)[0]) / 160
             (row,) = result.of("perplexity", values=arm)
@@ -121,6 +121,21 @@ def test_refreshing_in_turn_never_changes_two_neighbours():
         moved += int(changed.sum())
         state = after
     assert moved > 0
+
+
+def test_refreshing_half_as_often_leaves_odd_steps_alone():
+    record = limpet.sample(CHAIN, Policy(nfe=12), 4, 3).selection
+    run = arm_of(CHAIN, "refreshed half as often", Values(paths=4, nfe=12), 3, record)
+    state, moved = sampler.begin(run), [0, 0]
+    while state.step < 11:
+        after, info = sampler.step(run, state)
+        law = CHAIN.law(info.input, CHAIN.schedule.signal(info.t).expand(4))
+        if info.step % 2 == 0:
+            assert (after.labels == law.argmax(-1))[info.visible].all()
+        moved[info.step % 2] += int((info.visible & (after.labels != state.labels)).sum())
+        state = after
+    assert moved[0] > 0
+    assert moved[1] == 0
 
 
 def test_changes_of_labels_are_counted_one_by_one():

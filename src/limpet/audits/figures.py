@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def bars(panel: Any, ticks: Sequence[str], groups: Mapping[str, Sequence[Estimat
             places, [one.mean for one in found], width, yerr=[one.se for one in found], error_kw={"capsize": 2},
             label=label,
         )  # fmt: skip
-    panel.set_xticks(range(len(ticks)), [tick.replace(", ", ",\n") for tick in ticks])
+    panel.set_xticks(range(len(ticks)), [textwrap.fill(tick, 9) for tick in ticks])
 
 
 def line(panel: Any, x: Sequence[float], found: Sequence[Estimate], label: str, **style: Any) -> None:

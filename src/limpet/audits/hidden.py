@@ -30,7 +30,7 @@ class Preset(Base):
 
 PRESETS = {
     "smoke": Preset(shards=SHARDS[:2], paths=1, nfe=12, length=64, events=3, precision="bfloat16"),
-    "mini": Preset(paths=2, precision="bfloat16"),
+    "mini": Preset(paths=2, nfe=32, precision="bfloat16"),
     "paper": Preset(paths=8),
 }
 

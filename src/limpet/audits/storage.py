@@ -30,7 +30,7 @@ class Preset(Base):
 
 PRESETS = {
     "smoke": Preset(shards=SHARDS[:2], paths=1, nfe=8, length=48, precision="bfloat16"),
-    "mini": Preset(paths=2, nfe=32, precision="bfloat16"),
+    "mini": Preset(paths=2, nfe=24, precision="bfloat16"),
     "paper": Preset(paths=64, masses=(1.0, 0.9, 0.8)),
 }
 

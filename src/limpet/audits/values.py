@@ -21,8 +21,8 @@ from limpet.sampler import Run, State
 from limpet.samples import Selection
 
 TITLE = "What the visible labels hold"
-ARMS = ("argmax", "second", "nucleus", "refreshed", "refreshed in turn")
-REFRESHED = ARMS[-2:]
+ARMS = ("argmax", "second", "nucleus", "refreshed", "refreshed half as often", "refreshed in turn")
+REFRESHED = ARMS[-3:]
 PANELS = 2
 
 
@@ -33,7 +33,7 @@ class Preset(Base):
 
 PRESETS = {
     "smoke": Preset(shards=SHARDS[:2], paths=1, nfe=8, length=48, precision="bfloat16"),
-    "mini": Preset(paths=3, nfe=32, precision="bfloat16"),
+    "mini": Preset(paths=2, nfe=32, precision="bfloat16"),
     "paper": Preset(paths=64),
 }
 
@@ -54,8 +54,8 @@ CONVENTIONS = {
     "labels put back": "of those, the ones that go back to the value before their last change",
     "values": "positions and steps of selection replayed from the argmax run; second: rank two of the arm's own law; "
     "nucleus: a draw from top-p 0.9 without the argmax, rank two where it holds nothing else; refreshed: all visible "
-    "labels take each current argmax at once, seen from the next step on; in turn (not in the paper): only every other "
-    "position does, even ones at even steps",
+    "labels take each current argmax at once, seen from the next step on; two more that are not in the paper: half as "
+    "often, all of them at even steps; in turn, every other position, even ones at even steps",
 }
 
 
@@ -67,6 +67,12 @@ class Changes(NamedTuple):
     back: int
 
 
+def half_as_often(choice: Choice) -> Tensor:
+    """A label rule that refreshes all positions, at even steps."""
+    due = choice.transition.step % 2 == 0
+    return torch.where(choice.chosen | (choice.visible & due), choice.outcome.top, choice.labels)
+
+
 def in_turn(choice: Choice) -> Tensor:
     """A label rule that refreshes every other position, so that no label changes together with its neighbour."""
     positions = torch.arange(choice.labels.shape[1], device=choice.labels.device)
@@ -74,11 +80,14 @@ def in_turn(choice: Choice) -> Tensor:
     return torch.where(choice.chosen | (choice.visible & due), choice.outcome.top, choice.labels)
 
 
+RULES = {"refreshed half as often": half_as_often, "refreshed in turn": in_turn}  # that no policy names
+
+
 def arm_of(model: Denoiser, arm: str, preset: Preset, seed: int, record: Selection) -> Run:
     """A run that selects where and when the recorded one did, and stores what the arm says."""
     policy = Policy(nfe=preset.nfe, values="refreshed" if arm in REFRESHED else arm)  # type: ignore[arg-type]
     run = prepared(model, policy, seed, preset.paths, preset.length, replay=record)
-    return replace(run, label=in_turn) if arm == "refreshed in turn" else run
+    return replace(run, label=RULES[arm]) if arm in RULES else run
 
 
 def followed(run: Run, state: State) -> tuple[State, Changes]:
@@ -131,7 +140,7 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
     """Perplexity of each arm, and its paired distance from the argmax arm."""
     for panel, quantity, arms in zip(axes, ("perplexity", "NLL, less argmax"), (ARMS, ARMS[1:]), strict=True):
         groups = {m: [result.of(quantity, m, values=arm)[0].estimate for arm in arms] for m in result.models}
-        bars(panel, [arm.replace(" in", ", in") for arm in arms], groups)
+        bars(panel, arms, groups)
         panel.set_ylabel(quantity)
     axes[1].axhline(0, color="k", linewidth=0.8)
     axes[0].legend()

@@ -2,6 +2,8 @@
 
     python -m limpet.minis.card                    measure everything and write the cards
     python -m limpet.minis.card --n 4 --rows 64    a quick look at smaller numbers, printed and not written
+    python -m limpet.minis.card --part 1/2 &       one process a core: each takes its share of the measurements, and
+    python -m limpet.minis.card --part 2/2         the plain command then writes the cards
     python -m limpet.minis.card --pack local/minis store trained weights as int8 and measure what that changes
 
 Each measurement is kept under --cache by what decides it, so that a run that was stopped goes on."""
@@ -15,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +38,8 @@ from limpet.training.data import Text, open_text
 
 HERE = Path(__file__).parent
 NAMES = ("mini", "mini-distilled", "mini-judge")
-MASSES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
-CURVE = (1.0, 0.9, 0.8, 0.7, 0.65)  # steps wide enough that 64 samples a shard keep their order in entropy
+SPLITS = ("validation", "test")
+MASSES = (1.0, 0.9, 0.8, 0.7, 0.65)  # steps wide enough that 64 samples a shard keep their order in entropy
 CALLS = (8, 16, 32, 64)
 CRS = Policy(nfe=64, budget=0.5, warmup=0.33)
 NATIVE = CRS.but(horizon=0)
@@ -63,6 +66,11 @@ def curve(model: str) -> list[Cell]:
     """Native and CRS over the number of calls."""
     policies = {"native": NATIVE, "CRS": CRS}
     return [Cell(model, label, policy.but(nfe=nfe)) for label, policy in policies.items() for nfe in CALLS]
+
+
+def cells() -> list[Cell]:
+    """Every row of the tables once."""
+    return list(dict.fromkeys([*SWEEP, *REVEALED, *curve("mini"), *curve("mini-distilled")]))
 
 
 class Cache:
@@ -108,10 +116,10 @@ class Lab:
 
     def shards(self, cell: Cell) -> dict[str, np.ndarray]:
         """Each measure of a cell, one value a shard."""
-        found = [self._shard(cell, seed) for seed in SHARDS]
+        found = [self.shard(cell, seed) for seed in SHARDS]
         return {key: np.array([shard[key] for shard in found]) for key in found[0]}
 
-    def _shard(self, cell: Cell, seed: int) -> dict[str, Any]:
+    def shard(self, cell: Cell, seed: int) -> dict[str, Any]:
         model = self.models[cell.model]
         about = {"model": model.digest, "judge": self.judge.digest, "policy": cell.policy.to_dict(), "seed": seed}
 
@@ -150,6 +158,11 @@ class Lab:
         text = self.text.splits[split].digest
         about = {"held out": split, "text": text, "model": digest, "name": name, "rows": self.rows, "draws": draws}
         return self.cache.get(about, lambda: likelihood(network, self.text, split, self.rows, draws))
+
+    def everything(self) -> list[Callable[[], dict[str, Any]]]:
+        """Each measurement that the cards need, to be made in any order."""
+        samples = [partial(self.shard, cell, seed) for cell in cells() for seed in SHARDS]
+        return [*samples, self.real, *(partial(self.held_out, name, split) for name in NAMES for split in SPLITS)]
 
 
 def network_of(model: Any) -> tuple[nn.Module, str]:
@@ -197,7 +210,7 @@ def samples_block(lab: Lab) -> str:
     real = lab.real()
     last = ["held-out text", "", f"{real['perplexity']:.1f}", f"{real['entropy']:.3f}", f"{real['rep-4']:.4f}"]
     rows = [*sample_rows(lab, [*SWEEP, *REVEALED]), last]
-    where = f"Measured in float32 on {' and '.join(sorted(lab.cache.places))}."
+    where = f"Measured in {' and in '.join(sorted(lab.cache.places))}."
     return table(["mini", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where
 
 
@@ -212,7 +225,7 @@ def calls_block(lab: Lab) -> str:
 
 def findings(lab: Lab) -> list[tuple[str, bool]]:
     """What the built-in models are for, each as a sentence with its figures and whether it holds."""
-    found = {cell: lab.shards(cell) for cell in [*SWEEP, *REVEALED, *curve("mini"), *curve("mini-distilled")]}
+    found = {cell: lab.shards(cell) for cell in cells()}
     at = {(cell.model, cell.label, cell.policy.nfe): values for cell, values in found.items()}
     crs = at["mini", "CRS", 64]
     out = []
@@ -220,7 +233,7 @@ def findings(lab: Lab) -> list[tuple[str, bool]]:
         ratio = at["mini", "CRS", nfe]["perplexity"] / at["mini", base, nfe]["perplexity"]
         sentence = f"At {nfe} calls CRS has {with_error(ratio, 3)} of the GenPPL of {base} (wanted: at most {most})."
         out.append((sentence, bool(ratio.mean() <= most)))
-    nodes = [found[cell] for cell in SWEEP if cell.policy.top_p in CURVE]
+    nodes = [found[cell] for cell in SWEEP]
     gap = stats.matched(
         np.stack([node["entropy"] for node in nodes], 1),
         np.stack([node["nll"] for node in nodes], 1),
@@ -229,7 +242,7 @@ def findings(lab: Lab) -> list[tuple[str, bool]]:
     )
     out.append(
         (
-            f"At CRS's own entropy, shard by shard, the curve through top-p {', '.join(f'{p:g}' for p in CURVE)} lies "
+            f"At CRS's own entropy, shard by shard, the curve through top-p {', '.join(f'{p:g}' for p in MASSES)} lies "
             f"{with_error(-gap.values, 3)} nats above it (wanted: above by more than two standard errors).",
             bool(gap.mean + 2 * gap.se < 0),
         )
@@ -254,7 +267,7 @@ def findings_block(lab: Lab) -> str:
 
 def held_out_block(lab: Lab, name: str) -> str:
     rows = []
-    for split in ("validation", "test"):
+    for split in SPLITS:
         found = lab.held_out(name, split)
         error = f" ± {found['error']:.4f}" if found["draws"] > 1 else ""
         values = [f"{found['nats']:.4f}{error}", f"{found['perplexity']:.2f}", f"{found['bits_per_byte']:.4f}"]
@@ -346,19 +359,32 @@ def pack(trained: Path, text: Text, recipes: Path, rows: int, device: str | None
     (recipes / "logs" / "storage.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
+def share(everything: list[Any], part: str) -> list[Any]:
+    """ "2/3": the second of three shares."""
+    try:
+        i, n = map(int, part.split("/"))
+    except ValueError:
+        i, n = 0, 0
+    if not 1 <= i <= n:
+        raise LimpetError(f"--part is I/N with I from 1 to N, such as 1/2, not {part!r}")
+    return everything[i - 1 :: n]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m limpet.minis.card", description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=64, help="samples in each of the four shards")
     parser.add_argument("--rows", type=int, help="held-out rows, spread over the books; all unless told")
-    parser.add_argument("--draws", type=int, default=4, help="draws of times and noise for the bound")
+    parser.add_argument("--draws", type=int, default=2, help="draws of times and noise for the bound")
     parser.add_argument("--data", type=Path, default=Path("local/minis/data"), help="the prepared corpus")
     parser.add_argument("--cache", type=Path, default=Path("local/minis/card"), help="where measurements are kept")
     parser.add_argument("--recipes", type=Path, default=Path("recipes/minis"), help="recipes and their logs")
     parser.add_argument("--device", help="cpu, cuda, ...; a GPU where there is one")
+    parser.add_argument("--precision", choices=tuple(duo.PRECISIONS), default="bfloat16", help="of the two models")
+    parser.add_argument("--part", metavar="I/N", help="only make the I-th of N shares of the measurements")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="store the trained models of this folder")
     given = parser.parse_args(arguments)
     try:
-        text = open_text(given.data, {}, ("validation", "test"))
+        text = open_text(given.data, {}, SPLITS)
         if text is None:
             raise LimpetError(
                 f"no prepared corpus in {given.data}: run limpet train on a recipe once, or name it (--data)"
@@ -366,11 +392,15 @@ def main(arguments: list[str] | None = None) -> int:
         if given.pack is not None:
             pack(given.pack, text, given.recipes, given.rows or 256, given.device)
             return 0
-        models = {name: files.load(name, device=given.device) for name in NAMES[:2]}
+        models = {name: files.load(name, device=given.device, precision=given.precision) for name in NAMES[:2]}
         judge = load_judge(device=given.device)
         gpu = models["mini"].device.type == "cuda"
-        cache = Cache(given.cache, torch.cuda.get_device_name() if gpu else "a CPU")
+        cache = Cache(given.cache, f"{given.precision} on {torch.cuda.get_device_name() if gpu else 'a CPU'}")
         lab = Lab(models, judge, text, cache, given.n, given.rows, given.draws)
+        if given.part is not None:
+            for measurement in share(lab.everything(), given.part):
+                measurement()
+            return 0
         whole = given.n >= 64 and given.rows is None
         for name in NAMES:
             blocks = dict(blocks_of(lab, name, given.recipes, given.data))
