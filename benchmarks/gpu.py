@@ -3,7 +3,8 @@
     python benchmarks/gpu.py --out benchmarks/results/h200.json
 
 It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
-as it is there, and a part that fails does not take the others with it."""
+as it is there, a part that fails does not take the others with it, and a run that was stopped goes on: what --out has
+already is not measured again."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from limpet.denoisers.duo import Duo, Shape
 from limpet.fast import AlignedHead
 from limpet.policy import Policy
 from limpet.samples import prepare, sample
-from limpet.steps import Head, Transition, fused, lazy
+from limpet.steps import Transition, fused, lazy
 from limpet.streams import Stream
 
 CUDA = torch.device("cuda")
@@ -137,8 +138,10 @@ def tail() -> float:
     return chi_square(parts(counts), parts(weights / weights.sum()))
 
 
-def check_path(model: Duo) -> dict[str, Any]:
-    """Whole paths, fused and lazy. The head's matrix product may round differently in chunks of another size."""
+def check_path(precision: Literal["float32", "bfloat16"]) -> dict[str, Any]:
+    """Whole paths, fused and lazy. Matrix products may round differently over another number of rows, and a path that
+    has parted does not come back, so what is counted is where they differ in the end."""
+    model = Duo(speed.trained_like(Shape()), precision=precision).to(CUDA)
     policy = Policy(nfe=16)
     one, other = (sample(model, policy, n=2, length=256, advance=advance) for advance in (lazy.advance, fused.advance))
     return {
@@ -147,6 +150,29 @@ def check_path(model: Duo) -> dict[str, Any]:
         "selected when": int((one.selection.selected_at != other.selection.selected_at).sum()),
         "head rows": [one.head_rows, other.head_rows],
     }
+
+
+def check_precision() -> dict[str, float]:
+    """The network in float32 and in bfloat16, each with its fused body and with its own, along a path's noise levels.
+
+    Body: largest difference of features, relative to their root mean square. Law: the mean over positions of the
+    total variation between the laws, and of how much of an argmax's probability the other's argmax misses."""
+    network = speed.trained_like(Shape()).to(CUDA)
+    exact, rounded = (Duo(network, precision=precision) for precision in ("float32", "bfloat16"))
+    tokens = torch.randint(VOCAB, (2, exact.length), generator=torch.Generator(CUDA).manual_seed(3), device=CUDA)
+    found: dict[str, float] = {}
+    with torch.inference_mode():
+        for t in (0.9, 0.5, 0.1):
+            sigma = exact.schedule.sigma(t).float().to(CUDA).expand(2)
+            for name, model in (("float32", exact), ("bfloat16", rounded)):
+                own = model.network.body(tokens, sigma).double()
+                fused = model.body(tokens, t).double()
+                found[f"body {name} t {t}"] = float((fused - own).abs().max() / own.square().mean().sqrt())
+            one, other = (model.logits(tokens, t).double().softmax(-1) for model in (exact, rounded))
+            found[f"law variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
+            chosen = one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
+            found[f"argmax misses t {t}"] = float((one.amax(-1) - chosen).mean())
+    return found
 
 
 def check_waits(model: Duo, batch: int) -> dict[str, float]:
@@ -259,13 +285,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 16, 256, 1])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--cache", type=Path, default=None, help="compiled code that an earlier run left beside --out")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv),
-    }  # fmt: skip
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": options.runs}
 
     def save(name: str, value: Any) -> None:
         found[name] = value
@@ -273,6 +297,8 @@ def main() -> None:
         print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(value)}", flush=True)
 
     def section(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        if name in found:
+            return
         if time.monotonic() - started > options.seconds:
             print(f"no time for {name}")
             return
@@ -285,35 +311,30 @@ def main() -> None:
             print(f"FAILED: {name}", flush=True)
         torch.cuda.empty_cache()
 
-    def timings(model: Duo, head: Head, batch: int) -> None:
+    def timings(model: Duo, bare: speed.Forward, batch: int) -> None:
         for nfe in (64, 8):
+            if f"batch {batch} nfe {nfe} bare" in found:
+                continue
             costs = speed.side_by_side(
-                model, head, nfe, batch, options.runs, with_released=nfe == 8 and batch in (16, 64)
+                model, bare, nfe, batch, options.runs, with_released=nfe == 8 and batch in (16, 64)
             )
             for name, cost in costs.items():
                 save(f"batch {batch} nfe {nfe} {name}", cost.to_dict() if cost else {"out of memory": True})
 
-    torch._dynamo.config.automatic_dynamic_shapes = False  # one static graph for each batch size
-    if options.cache and options.cache.exists():
-        torch.compiler.load_cache_artifacts(options.cache.read_bytes())
-    model = Duo(speed.trained_like(Shape()), precision="bfloat16", compile=True).to(CUDA)
-    eager = Duo(model.network, precision="bfloat16")
-    head = torch.compile(model.network.head)
+    model = Duo(speed.trained_like(Shape()), precision="bfloat16").to(CUDA)
+    bare = torch.compile(model.network, dynamic=False)  # one static graph for each batch size
     for batch in options.batches:
-        with torch.inference_mode():
-            head(model.body(torch.randint(VOCAB, (batch, model.length), device=CUDA), 0.4))
-        section(f"timings {batch}", timings, model, head, batch)
+        section(f"timings {batch}", timings, model, bare, batch)
         if batch == options.batches[0]:
             section("waits", check_waits, model, batch)
             section("parts", parts, model, batch)
             section("check step", check_step)
             section("check select", check_select)
             section("check laws", check_laws)
-            section("check path", check_path, eager)
-            section("confidence", confidence, eager)
-    artifacts = torch.compiler.save_cache_artifacts()
-    if artifacts is not None:
-        options.out.with_suffix(".cache").write_bytes(artifacts[0])
+            section("check path float32", check_path, "float32")
+            section("check path bfloat16", check_path, "bfloat16")
+            section("check precision", check_precision)
+            section("confidence", confidence, model)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The fused step against the others: by Triton's interpreter where there is no GPU, on the GPU where there is one.
+"""The fused step and body against the plain ones: by Triton's interpreter where there is no GPU, else on the GPU.
 
 The kernels are the same text either way. Equality with `steps/lazy.py` is exact here: no uniform of these seeds
 falls within rounding of an edge."""
@@ -7,6 +7,7 @@ falls within rounding of an edge."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ pytest.importorskip("triton")
 
 import limpet
 from limpet import process, sampler, selector, support
-from limpet.denoisers.duo import Duo, Shape
+from limpet.denoisers.duo import Duo, Network, Shape
+from limpet.denoisers.fused import FusedBody
 from limpet.fast import AlignedHead
 from limpet.samples import prepare
 from limpet.speed import trained_like
@@ -209,6 +211,67 @@ def test_the_released_step_draws_from_the_same_law() -> None:
         torch.testing.assert_close(outcome.deficit, torch.full(tokens.shape, 0.5, dtype=torch.float64))
 
 
+def random_network(shape: Shape) -> Network:
+    """Every parameter at random, so that no gate, shift or scale is idle."""
+    network = Network(shape)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in network.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return network.to(DEVICE)
+
+
+@pytest.mark.parametrize("shape", [
+    Shape(vocab_size=19, length=8, width=24, blocks=2, heads=2, cond=8, hidden=40),
+    Shape(vocab_size=19, length=8, width=32, blocks=3, heads=4, cond=16, hidden=64),
+])  # fmt: skip
+def test_the_fused_body_is_the_body(shape: Shape) -> None:
+    """Every sample has its own noise level; in bfloat16 it errs no more than the plain body does, whose sums and
+    modulations are rounded more often (its own last rounding, which the plain body leaves to the head, allowed for)."""
+    network = random_network(shape)
+    tokens = torch.randint(shape.vocab_size, (3, 7), generator=random_generator(2), device=DEVICE)
+    sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
+    with torch.no_grad():
+        exact = network.body(tokens, sigma)
+        torch.testing.assert_close(FusedBody(network)(tokens, sigma), exact, rtol=1e-5, atol=1e-5)
+        network.set_precision(torch.bfloat16)
+        plain = network.body(tokens, sigma)
+        fused_body = FusedBody(network)(tokens, sigma)
+    assert fused_body.dtype == torch.bfloat16
+    errors = [(features - exact).square().mean().sqrt() for features in (fused_body, plain.bfloat16())]
+    assert errors[0] < 1.2 * errors[1]
+
+
+def test_the_fused_body_can_be_asked_for_some_positions() -> None:
+    shape = Shape(vocab_size=19, length=8, width=24, blocks=2, heads=2, cond=8, hidden=40)
+    network = random_network(shape)
+    tokens = torch.randint(shape.vocab_size, (3, 7), generator=random_generator(2), device=DEVICE)
+    sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
+    with torch.no_grad():
+        exact = network.body(tokens, sigma).flatten(0, 1)
+        for some in ([0, 6, 7, 13, 20], [9], []):
+            index = torch.tensor(some, dtype=torch.int32, device=DEVICE)
+            features = FusedBody(network)(tokens, sigma, lambda index=index: index)
+            assert features.shape == (3, 7, 24)
+            torch.testing.assert_close(features.flatten(0, 1)[some], exact[some], rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_says_which_positions_will_be_read() -> None:
+    """Those where coin one moves and those inspected, as the lazy step reads them; none where there is nothing."""
+    logits, transition = case(9, (2, 8, 19))
+    read = []
+    lazy.advance(lambda rows: (read.append(rows), rows[:, :19])[1], _numbered(logits), transition)
+    assert torch.cat(read)[:, 19].long().tolist() == fused.plan(transition).needed().tolist()
+    nothing = torch.zeros_like(transition.revise)
+    assert len(fused.plan(replace(transition, revise=nothing, inspect=nothing)).needed()) == 0
+    assert transition.needed() is None
+
+
+def _numbered(logits: Tensor) -> Tensor:
+    """Features that are logits and, in one more column, their own flat position."""
+    number = torch.arange(logits.shape[:2].numel(), device=logits.device).view(*logits.shape[:2], 1)
+    return torch.cat([logits, number.to(logits.dtype)], -1)
+
+
 def test_an_aligned_head_is_the_head() -> None:
     linear = torch.nn.Linear(16, 50, device=DEVICE)
     features = torch.randn(3, 5, 16, device=DEVICE)
@@ -216,6 +279,22 @@ def test_an_aligned_head_is_the_head() -> None:
     assert aligned.shape == (3, 5, 50)
     assert aligned.stride(1) == 64
     torch.testing.assert_close(aligned, linear(features))
+
+
+@on_gpu
+@pytest.mark.parametrize("batch", [1, 40])
+def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
+    """Small batches are replayed as graphs, from the second call on with other inputs; large ones are not. The laws
+    of bfloat16 differ from float32's by a total variation of a few hundredths at most."""
+    shape = Shape(vocab_size=300, length=512, width=64, blocks=2, heads=2, hidden=64)
+    here = Duo(trained_like(shape))
+    there = {name: Duo(trained_like(shape), precision=name).to(DEVICE) for name in ("float32", "bfloat16")}
+    for t in (0.9, 0.1):
+        tokens = torch.randint(300, (batch, 512), generator=torch.Generator().manual_seed(int(10 * t)))
+        law = here.logits(tokens, t).softmax(-1)
+        for precision, most in (("float32", 1e-4), ("bfloat16", 0.05)):
+            other = there[precision].logits(tokens.to(DEVICE), t).softmax(-1).cpu()
+            assert (law - other).abs().sum(-1).max() / 2 < most
 
 
 @on_gpu

@@ -22,7 +22,7 @@ def model() -> Duo:
 
 
 def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> None:
-    costs = speed.side_by_side(model, model.network.head, nfe=6, batch=3, runs=1, with_released=True)
+    costs = speed.side_by_side(model, model.network, nfe=6, batch=3, runs=1, with_released=True)
     assert list(costs) == ["bare", "native", "top-p .9", "CRS", "released native", "released top-p .9"]
     found = {name: cost.head_rows for name, cost in costs.items() if cost is not None}
     assert found["bare"] == found["released native"] == found["released top-p .9"] == 1
@@ -54,12 +54,10 @@ def test_what_does_not_fit_is_none_and_the_others_are_timed() -> None:
     assert costs["a"] is not None
 
 
-def test_bare_forwards_are_as_many_as_asked(model: Duo, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = []
-    body = model.body
-    monkeypatch.setattr(model, "body", lambda tokens, t: bodies.append(tokens.shape) or body(tokens, t))
-    speed.forwards(model, model.network.head, batch=2)(5)
-    assert bodies == [(2, 16)] * 5
+def test_bare_forwards_are_as_many_as_asked(model: Duo) -> None:
+    made = []
+    speed.forwards(model, lambda tokens, sigma: made.append(model.network(tokens, sigma).shape), batch=2)(5)
+    assert made == [(2, 16, 300)] * 5
 
 
 def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:

@@ -56,16 +56,13 @@ class Run:
     count: Tensor  # (B,) K, the most positions selected in one step
     budget: Tensor  # (B,) E, the most deficit selected in one step
     fixed: Tensor  # (B, L) given tokens, -1 where the position is free
+    free: Tensor  # (B, L) bool
     replay: Tensor | None  # (B, L) selected_at of a recorded run, in place of the selector
     label: Rule  # what a label holds
     select: Selector  # which positions are selected
     plan: Planner  # what can be done for a reverse step before the body has run
     advance: Backend  # how a reverse step is drawn
     trace: bool  # look at every law and draw every state, also where the sampler itself does not need them
-
-    @property
-    def free(self) -> Tensor:
-        return self.fixed < 0
 
     @property
     def written(self) -> bool:
@@ -105,7 +102,7 @@ def step(run: Run, state: State) -> tuple[State, Info]:
     revise = unselected if run.covered else run.free
     # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
     transition = _transition(run, state, seen, revise, inspect, run.signals[r + 1])
-    features = run.denoiser.body(seen, run.times[r])
+    features = run.denoiser.body_at(seen, run.times[r], transition.needed)
     outcome = run.advance(run.denoiser.head, features, transition)
 
     chosen = eligible  # none, or those of the recorded run
@@ -125,7 +122,7 @@ def readout(run: Run, state: State) -> tuple[State, Info]:
     # The argmax is inspected, or the transition to signal 1 draws from the posterior C_{t,z} h.
     revise, inspect = (nothing, run.free) if run.policy.endpoint == "argmax" else (run.free, nothing)
     transition = _transition(run, state, seen, revise, inspect, signal_s=1.0)
-    features = run.denoiser.body(seen, run.times[-1])
+    features = run.denoiser.body_at(seen, run.times[-1], transition.needed)
     outcome = run.advance(run.denoiser.head, features, transition)
     read = torch.where(run.free, outcome.top, run.fixed)
     tokens = read if run.policy.endpoint == "argmax" else outcome.tokens

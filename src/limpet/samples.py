@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limpet import labels, process, sampler, steps
-from limpet.denoisers import Denoiser
+from limpet.denoisers import Denoiser, Needed
 from limpet.errors import LimpetError, extra
 from limpet.policy import Policy
 from limpet.sampler import NEVER, Info, Run, State
@@ -99,6 +99,10 @@ class Counted(Denoiser):
         self.calls += 1
         return self.inner.body(tokens, t)
 
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+        self.calls += 1
+        return self.inner.body_at(tokens, t, needed)
+
     def head(self, features: Tensor) -> Tensor:
         self.rows += features.shape[:-1].numel()
         return self.inner.head(features)
@@ -129,6 +133,7 @@ def prepare(
         count=count,
         budget=policy.budget * generated.double() / max(1, after),
         fixed=fixed,
+        free=fixed < 0,
         replay=None if replay is None else replay.selected_at,
         label=labels.rule(policy, None if replay is None else replay.labels),
         select=steps.selector(fixed.device),

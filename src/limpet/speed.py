@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from limpet import sampler
+from limpet.denoisers import Denoiser
 from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
+from limpet.fast import parts
 from limpet.policy import Policy
 from limpet.samples import Counted, prepare
-from limpet.steps import Backend, Head, Transition, released
+from limpet.steps import Backend, Transition, released
 from limpet.streams import Stream
 
 POLICIES = {"native": Policy(horizon=0), "top-p .9": Policy(horizon=0, top_p=0.9), "CRS": Policy()}
 WARM = 4  # calls before the clock starts, so that everything has compiled
 SEED = 8200
 
+Forward = Callable[[Tensor, Tensor], Tensor]  # (B, L) tokens, (B,) sigma -> (B, L, V) logits
 Calls = Callable[[int], float]  # make this many calls of the network; the fraction of head rows they evaluated
 
 
@@ -32,6 +35,7 @@ class Cost:
 
     seconds: float
     ratio: float  # to as many bare forwards
+    ratios: tuple[float, ...]  # of each run
     peak_gib: float | None  # allocated on the GPU, weights included; None on a CPU
     tokens_per_second: float  # generated
     head_rows: float  # rows of the head evaluated, as a fraction of calls x tokens
@@ -40,25 +44,31 @@ class Cost:
         return asdict(self)
 
 
-class Plain(Counted):
-    """The network's own head, as it lies in memory, whatever the device."""
+class Whole(Denoiser):
+    """A denoiser whose body is a bare forward, head and all: its features are the logits."""
 
-    def __init__(self, inner: Duo) -> None:
-        super().__init__(inner)
-        self.plain = inner.network.head
+    def __init__(self, model: Duo, forward: Forward) -> None:
+        self.vocab_size, self.length, self.predicts, self.schedule = (
+            model.vocab_size, model.length, model.predicts, model.schedule,
+        )  # fmt: skip
+        self.model, self.forward = model, forward
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return self.forward(tokens, torch.full(tokens.shape[:1], float(self.schedule.sigma(t)), device=tokens.device))
 
     def head(self, features: Tensor) -> Tensor:
-        self.rows += features.shape[:-1].numel()
-        return self.plain(features)
+        return features
 
 
-def generation(
-    model: Duo, policy: Policy, batch: int, advance: Backend | None = None, counts: type[Counted] = Counted
-) -> Calls:
+def generation(model: Denoiser, policy: Policy, batch: int, advance: Backend | None = None) -> Calls:
     """Whole generations of one batch, from noise to the readout."""
 
     def calls(nfe: int) -> float:
-        counted = counts(model)
+        counted = Counted(model)
         fixed = torch.full((batch, model.length), -1, device=model.device)
         stream = Stream(SEED, torch.arange(batch, device=model.device))
         for _ in sampler.generate(prepare(counted, policy.but(nfe=nfe), stream, fixed, advance=advance)):
@@ -68,28 +78,36 @@ def generation(
     return calls
 
 
-def forwards(model: Duo, head: Head, batch: int) -> Calls:
-    """Bare forwards: the body, then the head at every position, and nothing else."""
+def forwards(model: Duo, forward: Forward, batch: int) -> Calls:
+    """Forwards with the head at every position, and nothing else."""
     tokens = torch.randint(model.vocab_size, (batch, model.length), device=model.device)
+    sigma = torch.full((batch,), 0.7, device=model.device)
 
     def calls(nfe: int) -> float:
         for _ in range(nfe):
-            head(model.body(tokens, 0.5))
+            forward(tokens, sigma)
         return 1.0
 
     return calls
 
 
 def side_by_side(
-    model: Duo, head: Head, nfe: int, batch: int, runs: int, with_released: bool = False
+    model: Duo, bare: Forward, nfe: int, batch: int, runs: int, with_released: bool = False
 ) -> dict[str, Cost | None]:
-    """Every policy beside bare forwards with this head, in turns, so that what slows one down slows the others; None
-    for what does not fit in memory."""
-    contenders = {"bare": forwards(model, head, batch)}
+    """Every policy beside bare forwards, in turns, so that what slows one down slows the others; None for what does
+    not fit in memory. `bare` is what there is without limpet; on a GPU its own parts, the head at every position,
+    stand beside. The released step goes round the bare forward."""
+    contenders = {"bare": forwards(model, bare, batch)}
+    if model.device.type == "cuda":
+        body, head = parts(model.network, model.device)
+        contenders["own forward"] = forwards(
+            model, lambda tokens, sigma: head(body(tokens, sigma, lambda: None)), batch
+        )
     contenders |= {name: generation(model, policy, batch) for name, policy in POLICIES.items()}
     if with_released:
+        whole = Whole(model, bare)
         contenders |= {
-            f"released {name}": generation(model, policy.but(endpoint="ancestral"), batch, released.advance, Plain)
+            f"released {name}": generation(whole, policy.but(endpoint="ancestral"), batch, released.advance)
             for name, policy in POLICIES.items()
             if policy.horizon == 0
         }
@@ -122,9 +140,11 @@ def measure(
     first = seconds[next(iter(contenders))]
 
     def cost(name: str, taken: list[float]) -> Cost:
+        ratios = tuple(own / base for own, base in zip(taken, first, strict=True))
         return Cost(
             seconds=statistics.median(taken),
-            ratio=statistics.median(own / base for own, base in zip(taken, first, strict=True)),
+            ratio=statistics.median(ratios),
+            ratios=ratios,
             peak_gib=peaks[name],
             tokens_per_second=tokens / statistics.median(taken),
             head_rows=rows[name],

@@ -13,7 +13,7 @@ from limpet.denoisers.catalog import load
 from limpet.denoisers.duo import Duo, Shape
 from limpet.denoisers.files import usable_device
 from limpet.errors import LimpetError
-from limpet.steps import Head, backends
+from limpet.steps import backends
 
 RANDOM = "random"
 
@@ -46,7 +46,7 @@ def run(
         runs: how many times each is timed; medians are printed
         device: cpu, cuda, ...; a GPU where there is one
         precision: what the network runs in; auto is bfloat16 where the device has it
-        compile: compile body and head, for the forwards as for the generations; on a GPU unless told
+        compile: compile the network of the bare forwards with torch.compile; on a GPU unless told
         threads: of the processor; as many as there are unless told
         released: also time the released sampler's dense float64 step, where it fits in memory
         arithmetic: time only the step's arithmetic, with every backend, at the released vocabulary
@@ -61,18 +61,18 @@ def run(
         return _arithmetic(str(place), json)
     on_gpu = place.type == "cuda"
     compile = on_gpu if compile is None else compile
-    denoiser = _model(model or (RANDOM if on_gpu else DEFAULT_MODEL), str(place), precision, compile)
-    head: Head = torch.compile(denoiser.network.head) if compile else denoiser.network.head
+    denoiser = _model(model or (RANDOM if on_gpu else DEFAULT_MODEL), str(place), precision)
+    bare: speed.Forward = torch.compile(denoiser.network, dynamic=False) if compile else denoiser.network
     rows: list[dict[str, Any]] = []
     for batch in batches or ((1, 16, 64, 256) if on_gpu else (16,)):
         for calls in nfe:
             err.print(f"timing batch {batch}, {calls} calls, {runs} runs each ...", markup=False)
-            costs = speed.side_by_side(denoiser, head, calls, batch, runs, released)
+            costs = speed.side_by_side(denoiser, bare, calls, batch, runs, released)
             for name, cost in costs.items():
                 measured = cost.to_dict() if cost else {"out of memory": True}
                 rows.append({"batch": batch, "nfe": calls, "what": name} | measured)
     facts = {
-        "model": denoiser.name, "device": str(place), "precision": denoiser.precision, "compiled": compile,
+        "model": denoiser.name, "device": str(place), "precision": denoiser.precision, "bare compiled": compile,
         "threads": torch.get_num_threads(), "torch": torch.__version__,
     }  # fmt: skip
     if json:
@@ -92,11 +92,11 @@ def run(
     out.print(table)
 
 
-def _model(name: str, device: str, precision: Precision, compile: bool) -> Duo:
+def _model(name: str, device: str, precision: Precision) -> Duo:
     kind = precision_on(device, precision)
     if name == RANDOM:
-        return Duo(speed.trained_like(Shape()), name=RANDOM, precision=kind, compile=compile).to(device)
-    model = load(name, device=device, precision=kind, compile=compile)
+        return Duo(speed.trained_like(Shape()), name=RANDOM, precision=kind).to(device)
+    model = load(name, device=device, precision=kind)
     if not isinstance(model, Duo):
         raise LimpetError(f"{name} is no network, so there are no forwards to compare with: name a model or `random`")
     return model

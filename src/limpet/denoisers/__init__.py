@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from limpet.process import LOG_LINEAR, Schedule
+
+Needed = Callable[[], Tensor | None]  # flat positions (R,) whose features will be read; None for all of them
 
 
 class Tokenizer(Protocol):
@@ -40,6 +43,12 @@ class Denoiser(ABC):
     @abstractmethod
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         """(B, L) tokens, one time or (B,) times -> (B, L, D) features."""
+
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+        """`body`, of which only the needed positions will be read: the others may hold anything.
+
+        A model may ask for them late, when all that mixes positions has been launched."""
+        return self.body(tokens, t)
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:

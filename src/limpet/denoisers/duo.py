@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers import Denoiser
+from limpet.denoisers import Denoiser, Needed
 from limpet.denoisers.tensors import STORAGES, digest_of, write_tensors
 from limpet.denoisers.text import Tokenizer
 from limpet.errors import LimpetError
-from limpet.fast import AlignedHead, Replay
+from limpet.fast import Parts, parts
 from limpet.process import LOG_LINEAR, Schedule
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -216,7 +216,6 @@ class Duo(Denoiser):
         schedule: Schedule = LOG_LINEAR,
         predicts: Literal["leave-one-out", "posterior"] = "leave-one-out",
         precision: Literal["float32", "bfloat16"] = "float32",
-        compile: bool = False,
         info: Mapping[str, str] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
@@ -231,8 +230,7 @@ class Duo(Denoiser):
         self.info = dict(info or {})  # where it came from, in words
         facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
         self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
-        self._body = Replay(torch.compile(network.body)) if compile else network.body
-        self._aligned: AlignedHead | None = None
+        self._parts: dict[torch.device, Parts] = {}
 
     @property
     def device(self) -> torch.device:
@@ -240,24 +238,30 @@ class Duo(Denoiser):
 
     def to(self, device: torch.device | str) -> Duo:
         self.network.to(device)
+        self._parts.clear()  # made from the weights where they were
         return self
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return self.body_at(tokens, t, lambda: None)
+
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         sigma = self.schedule.sigma(t)
         if sigma.dim():
             sigma = sigma.to(tokens.device, torch.float32)
         else:  # filled in on the device, so that no copy waits for it
             sigma = torch.full(tokens.shape[:1], float(sigma), dtype=torch.float32, device=tokens.device)
         with torch.no_grad():
-            return self._body(tokens, sigma)
+            return self._on(tokens.device).body(tokens, sigma, needed)
 
     def head(self, features: Tensor) -> Tensor:
         with torch.no_grad():
-            if not features.is_cuda:
-                return self.network.head(features)
-            if self._aligned is None or self._aligned.weight.device != features.device:
-                self._aligned = AlignedHead(self.network.output_layer.linear)
-            return self._aligned(features)
+            return self._on(features.device).head(features)
+
+    def _on(self, device: torch.device) -> Parts:
+        """Body and head as they run on a device, made when first needed there."""
+        if device not in self._parts:
+            self._parts[device] = parts(self.network, device)
+        return self._parts[device]
 
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""

@@ -58,7 +58,6 @@ def load(
     precision: Literal["float32", "bfloat16"] = "float32",
     weights: Literal["ema", "raw"] = "ema",
     revision: str | None = None,
-    compile: bool = False,
 ) -> Duo:
     """A model by name: a built-in one, a folder, a .safetensors or .ckpt file, or "owner/name" on the hub.
 
@@ -71,7 +70,7 @@ def load(
     place = usable_device(device)
     found = find(name, revision)
     try:
-        return _read(found, weights, precision, place, compile)
+        return _read(found, weights, precision, place)
     except LimpetError as error:
         if found.origin == "built in":
             raise LimpetError(f"the built-in model {found.name!r} is damaged: {error}, or install again") from error
@@ -88,7 +87,7 @@ def usable_device(device: torch.device | str | None) -> torch.device:
     return place
 
 
-def _read(found: Found, weights: str, precision: Any, device: torch.device, compile: bool) -> Duo:
+def _read(found: Found, weights: str, precision: Any, device: torch.device) -> Duo:
     config = read_config(found.folder)
     state, kept = read_weights(found.weights, weights, config)
     network = assemble(state, config, found.weights)
@@ -103,7 +102,6 @@ def _read(found: Found, weights: str, precision: Any, device: torch.device, comp
         schedule=SCHEDULES[config.get("schedule", "log-linear")],
         predicts=config.get("predicts", "leave-one-out"),
         precision=precision,
-        compile=compile,
         info=info,
     )
 

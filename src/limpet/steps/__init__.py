@@ -46,6 +46,10 @@ class Transition:
     stream: Stream
     step: int
 
+    def needed(self) -> Tensor | None:
+        """The flat positions whose features will be read, where a plan has found them."""
+        return None
+
 
 class Outcome(NamedTuple):
     """What a backend returns; `top` and `deficit` hold where the transition asked to inspect, 0 and inf elsewhere."""

@@ -31,6 +31,12 @@ class Planned(Transition):
     ready: torch.cuda.Event | None
     outcome: Outcome  # what the positions that need no law return; the others are written over it
 
+    def needed(self) -> Tensor:
+        """The positions that need a law; waits until their number has come."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.index[: int(self.rows)]
+
 
 def plan(transition: Transition) -> Planned:
     """Toss coin one everywhere and pack the positions where it moves or the law is inspected."""
@@ -69,13 +75,9 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
         *planned.outcome, _signed(planned.stream.seed), planned.step,
         *map(_bits, (draw, move, 1 - signal, signal * vocab, planned.top_p, shift)), length,
     )  # fmt: skip
-    if planned.ready is not None:
-        planned.ready.synchronize()
-    rows = int(planned.rows)
-    chunk = max(1, CHUNK // vocab)
-    chunk = max(1, -(-rows // max(1, -(-rows // chunk))))  # as few chunks, of even size
-    for start in range(0, rows, chunk):
-        index = planned.index[start : min(rows, start + chunk)]
+    needed = planned.needed()
+    chunks = -(-len(needed) * vocab // CHUNK)
+    for index in needed.tensor_split(chunks) if chunks else ():
         logits = head(flat.index_select(0, index))
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         kernels.rows[(len(index),)](

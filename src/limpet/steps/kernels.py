@@ -67,14 +67,43 @@ def pack(needed, place, index, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _logits(row, i, seen, shift, VOCAB: tl.constexpr, WIDTH: tl.constexpr, CONVERT: tl.constexpr, FLOAT: tl.constexpr):
-    """Some logits of a row, -inf beyond its end, the evidence of `seen` taken out if the model predicts a posterior."""
-    x = tl.load(row + i, i < WIDTH, other=-INFINITY).to(FLOAT)
-    if WIDTH > VOCAB:
-        x = tl.where(i < VOCAB, x, -INFINITY)
+def _logits(
+    row, i, seen, shift, VOCAB: tl.constexpr, WIDTH: tl.constexpr, CONVERT: tl.constexpr, FLOAT: tl.constexpr,
+    EDGE: tl.constexpr = True,
+):  # fmt: skip
+    """Some logits of a row, the evidence of `seen` taken out if the model predicts a posterior; at the edge, -inf
+    beyond the row's end."""
+    if EDGE:
+        x = tl.load(row + i, i < WIDTH, other=-INFINITY).to(FLOAT)
+        x = tl.where(i < VOCAB, x, -INFINITY) if WIDTH > VOCAB else x
+    else:
+        x = tl.load(row + i).to(FLOAT)
     if CONVERT:
         x = tl.where(i == seen, x - shift.to(FLOAT), x)
     return x
+
+
+@triton.jit
+def _larger(
+    best, at, row, i, seen, shift,
+    VOCAB: tl.constexpr, WIDTH: tl.constexpr, CONVERT: tl.constexpr, FLOAT: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Each lane's largest logit and where it stands, with one more block seen."""
+    x = _logits(row, i, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, EDGE)
+    return tl.maximum(best, x), tl.where(x > best, i, at)
+
+
+@triton.jit
+def _heavier(
+    mass, ahead, row, i, largest, z, at_z, seen, shift,
+    VOCAB: tl.constexpr, WIDTH: tl.constexpr, NUCLEUS: tl.constexpr, CONVERT: tl.constexpr, FLOAT: tl.constexpr,
+    EDGE: tl.constexpr,
+):  # fmt: skip
+    """Each lane's mass, and the mass ahead of z in the order of the nucleus, with one more block seen."""
+    w = tl.exp(_logits(row, i, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, EDGE) - largest)
+    if NUCLEUS:
+        ahead += tl.where((w > at_z) | ((w == at_z) & (i < z)), w, 0.0).to(tl.float64)
+    return mass + w.to(tl.float64), ahead
 
 
 @triton.jit
@@ -84,6 +113,20 @@ def _fits(mass, limit, PAPER: tl.constexpr):
         return mass < limit
     else:
         return mass <= limit
+
+
+@triton.jit
+def _parted(
+    mass, under, over, row, i, largest, middle, high, seen, shift,
+    VOCAB: tl.constexpr, WIDTH: tl.constexpr, CONVERT: tl.constexpr, FLOAT: tl.constexpr, INT: tl.constexpr,
+    EDGE: tl.constexpr,
+):  # fmt: skip
+    """Each lane's mass above the middle, and the weights next to it on both sides, with one more block seen."""
+    w = tl.exp(_logits(row, i, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, EDGE) - largest)
+    bits = w.to(INT, bitcast=True)
+    up = bits > middle
+    mass += tl.where(up, w, 0.0).to(tl.float64)
+    return mass, tl.maximum(under, tl.where(up, 0, bits)), tl.minimum(over, tl.where(up, bits, high))
 
 
 @triton.jit
@@ -97,6 +140,7 @@ def _nucleus(
 
     Weights are compared as integers, by their bits, which order non-negative floats. The threshold is the smallest
     whose mass above it fits; every pass halves the range and snaps it to weights that occur."""
+    WHOLE: tl.constexpr = VOCAB // BLOCK * BLOCK
     lanes = tl.arange(0, BLOCK)
     # All weights up to this one weigh less than 1 - p together, so the threshold lies above it.
     low = (0.999 * (1 - top_p) * total / VOCAB).to(FLOAT).to(INT, bitcast=True)
@@ -107,13 +151,16 @@ def _nucleus(
         mass = tl.zeros([BLOCK], tl.float64)
         under = tl.full([BLOCK], 0, INT)
         over = tl.zeros([BLOCK], INT) + high
-        for start in range(0, VOCAB, BLOCK):
-            w = tl.exp(_logits(row, start + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT) - largest)
-            bits = w.to(INT, bitcast=True)
-            up = bits > middle
-            mass += tl.where(up, w, 0.0).to(tl.float64)
-            under = tl.maximum(under, tl.where(up, 0, bits))
-            over = tl.minimum(over, tl.where(up, bits, high))
+        for start in range(0, WHOLE, BLOCK):
+            mass, under, over = _parted(
+                mass, under, over, row, start + lanes, largest, middle, high, seen, shift,
+                VOCAB, WIDTH, CONVERT, FLOAT, INT, False,
+            )  # fmt: skip
+        if WHOLE < VOCAB:
+            mass, under, over = _parted(
+                mass, under, over, row, WHOLE + lanes, largest, middle, high, seen, shift,
+                VOCAB, WIDTH, CONVERT, FLOAT, INT, True,
+            )  # fmt: skip
         weight = tl.sum(mass, 0)
         if _fits(weight, limit, PAPER):
             high = tl.max(under, 0)
@@ -185,6 +232,7 @@ def rows(
     coin two, depends on it."""
     FLOAT: tl.constexpr = tl.float64 if logits.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if logits.dtype.element_ty == tl.float64 else tl.int32
+    WHOLE: tl.constexpr = VOCAB // BLOCK * BLOCK  # the ids of whole blocks, where nothing need be masked
     row = logits + tl.program_id(0).to(tl.int64) * stride
     place = tl.load(index + tl.program_id(0))
     z = tl.load(tokens + place)
@@ -194,21 +242,25 @@ def rows(
 
     best = tl.full([BLOCK], -INFINITY, FLOAT)
     at = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, VOCAB, BLOCK):
-        x = _logits(row, start + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT)
-        at = tl.where(x > best, start + lanes, at)
-        best = tl.maximum(best, x)
+    for start in range(0, WHOLE, BLOCK):
+        best, at = _larger(best, at, row, start + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, False)
+    if WHOLE < VOCAB:
+        best, at = _larger(best, at, row, WHOLE + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, True)
     largest = tl.max(best, 0)
 
     at_z = tl.exp(_logits(row, z, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT) - largest)
     mass = tl.zeros([BLOCK], tl.float64)
-    ahead = tl.zeros([BLOCK], tl.float64)  # of z, in the order of the nucleus
-    for start in range(0, VOCAB, BLOCK):
-        i = start + lanes
-        w = tl.exp(_logits(row, i, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT) - largest)
-        mass += w.to(tl.float64)
-        if NUCLEUS:
-            ahead += tl.where((w > at_z) | ((w == at_z) & (i < z)), w, 0.0).to(tl.float64)
+    ahead = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, WHOLE, BLOCK):
+        mass, ahead = _heavier(
+            mass, ahead, row, start + lanes, largest, z, at_z, seen, shift,
+            VOCAB, WIDTH, NUCLEUS, CONVERT, FLOAT, False,
+        )  # fmt: skip
+    if WHOLE < VOCAB:
+        mass, ahead = _heavier(
+            mass, ahead, row, WHOLE + lanes, largest, z, at_z, seen, shift,
+            VOCAB, WIDTH, NUCLEUS, CONVERT, FLOAT, True,
+        )  # fmt: skip
     total = tl.sum(mass, 0)
 
     if tl.load(inspect + place) != 0:
