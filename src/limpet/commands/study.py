@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,6 +104,7 @@ def run(
 
 
 def _run(one: Study, kept: Store, place: Place, bench: Bench, part: tuple[int, int], threads: int | None) -> Summary:
+    begun = time.monotonic()
     with progress_bar() as bar:
         task = bar.add_task(one.name, total=None, detail="")
         cells: dict[str, int] = {}
@@ -127,7 +129,8 @@ def _run(one: Study, kept: Store, place: Place, bench: Bench, part: tuple[int, i
     for unit, damage in summary.damaged.items():
         err.print(f"{unit} was damaged ({damage}) and made again", style="yellow", markup=False)
     failed = f", {len(summary.failed)} failed" if summary.failed else ""
-    err.print(f"{units.name(one)}: {summary.made} units made, {summary.found} found{failed}", markup=False)
+    spent = _time(time.monotonic() - begun)
+    err.print(f"{units.name(one)}: {summary.made} units made, {summary.found} found{failed}, in {spent}", markup=False)
     return summary
 
 
@@ -176,7 +179,8 @@ def _report(kept: Store, chosen: list[Study], folder: Path, json: bool) -> int:
             skipped.append(str(error))
     pages = [report.write(results, folder / units.name(results.study)) for results in found]
     if len(chosen) > 1:
-        pages.append(report.write_index(found, folder))
+        sections = [report.section(results) for results in found]
+        pages.append(report.write_index([*sections, *report.beside(folder, sections)], folder))
     for reason in skipped:
         err.print(reason, style="yellow", markup=False)
     if json:

@@ -8,15 +8,16 @@ inconclusive."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from limpet.stats import Estimate
 
 LEVEL = 0.95
+FEW = 3  # values that a summary names one by one
 
 Outcome = Literal["holds", "fails", "open"]
 Verdict = Literal["supported", "not supported", "inconclusive"]
@@ -40,41 +41,61 @@ def interval(estimate: Estimate) -> tuple[float, float]:
 
 
 class Finding(NamedTuple):
-    """One number that a claim rests on."""
+    """One number that a claim rests on, and the paper's where it prints one."""
 
     name: str
     estimate: Estimate
     wanted: str  # in words
     outcome: Outcome
+    paper: float | None = None
 
     @property
-    def text(self) -> str:
-        reason = next((reason for reason in self.estimate.reasons if reason), "")
-        value = f"no value ({reason})" if math.isnan(self.estimate.mean) else _signed(self.estimate)
-        return f"{self.name}: {value}, wanted {self.wanted}: {self.outcome}"
+    def here(self) -> str:
+        if math.isnan(self.estimate.mean):
+            reason = next((reason for reason in self.estimate.reasons if reason), "")
+            return f"no value ({reason})" if reason else "no value"
+        error = "" if math.isnan(self.estimate.se) else f" ± {self.estimate.se:.2g}"
+        return _signed(self.estimate.mean) + error
+
+    @property
+    def there(self) -> str:
+        """What the paper gives: a number, or else the side."""
+        return self.wanted if self.paper is None else _signed(self.paper)
+
+    def to_dict(self) -> dict[str, Any]:
+        shards = [None if math.isnan(value) else value for value in self.estimate.values.tolist()]
+        mean, se = ((None if math.isnan(value) else value) for value in (self.estimate.mean, self.estimate.se))
+        return {
+            "name": self.name, "mean": mean, "se": se, "shards": shards, "reasons": list(self.estimate.reasons),
+            "wanted": self.wanted, "outcome": self.outcome, "paper": self.paper,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Finding:
+        values = np.array([math.nan if value is None else value for value in stored["shards"]], dtype=np.float64)
+        estimate = Estimate(values, tuple(stored["reasons"]))
+        return cls(stored["name"], estimate, stored["wanted"], stored["outcome"], stored["paper"])
 
 
-def _signed(estimate: Estimate) -> str:
-    error = "" if math.isnan(estimate.se) else f" ± {estimate.se:.2g}"
-    return f"{estimate.mean:+.4g}{error}"
+def _signed(value: float) -> str:
+    return f"{value:+#.3g}"
 
 
-def below(name: str, estimate: Estimate, bound: float = 0.0) -> Finding:
+def below(name: str, estimate: Estimate, bound: float = 0.0, paper: float | None = None) -> Finding:
     low, high = interval(estimate)
-    return Finding(name, estimate, f"below {bound:g}", _outcome(high < bound, low > bound))
+    return Finding(name, estimate, f"below {bound:g}", _outcome(high < bound, low > bound), paper)
 
 
-def above(name: str, estimate: Estimate, bound: float = 0.0) -> Finding:
+def above(name: str, estimate: Estimate, bound: float = 0.0, paper: float | None = None) -> Finding:
     low, high = interval(estimate)
-    return Finding(name, estimate, f"above {bound:g}", _outcome(low > bound, high < bound))
+    return Finding(name, estimate, f"above {bound:g}", _outcome(low > bound, high < bound), paper)
 
 
-def within(name: str, estimate: Estimate, bound: float) -> Finding:
+def within(name: str, estimate: Estimate, bound: float, paper: float | None = None) -> Finding:
     """No further than `bound` from zero."""
     low, high = interval(estimate)
-    return Finding(
-        name, estimate, f"within {bound:g} of 0", _outcome(max(-low, high) < bound, low > bound or high < -bound)
-    )
+    outcome = _outcome(max(-low, high) < bound, low > bound or high < -bound)
+    return Finding(name, estimate, f"within {bound:g} of 0", outcome, paper)
 
 
 def _outcome(holds: bool, fails: bool) -> Outcome:
@@ -97,10 +118,40 @@ class Claim:
         return "supported" if outcomes == {"holds"} else "inconclusive"
 
     @property
-    def paragraph(self) -> str:
-        count = sum(finding.outcome == "holds" for finding in self.findings)
-        details = "; ".join(finding.text for finding in self.findings)
-        return f"{self.text} ({self.where}). Here: {self.verdict}, {count} of {len(self.findings)} hold. {details}."
+    def count(self) -> str:
+        held = sum(finding.outcome == "holds" for finding in self.findings)
+        return f"{held} of {len(self.findings)} hold"
+
+    @property
+    def here(self) -> str:
+        """Our numbers in short: each of a few, or the range of many."""
+        if len(self.findings) <= FEW:
+            return "; ".join(finding.here for finding in self.findings)
+        return _range([finding.estimate.mean for finding in self.findings])
+
+    @property
+    def there(self) -> str:
+        """The paper's numbers in short."""
+        if len(self.findings) <= FEW:
+            return "; ".join(dict.fromkeys(finding.there for finding in self.findings))
+        known = [finding.paper for finding in self.findings if finding.paper is not None]
+        return _range(known) if known else "; ".join(dict.fromkeys(finding.wanted for finding in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"where": self.where, "text": self.text, "verdict": self.verdict, "findings": findings}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Claim:
+        return cls(stored["where"], stored["text"], tuple(map(Finding.from_dict, stored["findings"])))
+
+
+def _range(values: Sequence[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "no value"
+    missing = f", {len(values) - len(known)} without a value" if len(known) < len(values) else ""
+    return f"{_signed(min(known))} to {_signed(max(known))}{missing}"
 
 
 def claim(where: str, text: str, findings: Sequence[Finding]) -> Claim:

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from limpet.errors import extra
-from limpet.lab.page import Figure, Panel
+from limpet.lab.page import Figure, Panel, Series
 
 # Okabe and Ito's colours, dark before light; each with a marker and a line of its own
 STYLES = (
@@ -38,6 +38,8 @@ def draw(figure: Figure) -> dict[str, bytes]:
 
 
 def _panel(axes: Any, panel: Panel) -> None:
+    ticker = extra("matplotlib.ticker", "figures")
+    noted = [series for series in panel.series if series.notes]
     for i, series in enumerate(panel.series):
         colour, marker, line = STYLES[i % len(STYLES)]
         error = [0.0 if e != e else e for e in series.y_error] or None
@@ -45,10 +47,16 @@ def _panel(axes: Any, panel: Panel) -> None:
             series.x, series.y, error, label=series.name, color=colour, marker=marker, markersize=5, capsize=2,
             linestyle=line if series.joined else "none", markerfacecolor="white" if series.open else colour,
         )  # fmt: skip
-        for x, y, note in zip(series.x, series.y, series.notes, strict=False):
-            axes.annotate(note, (x, y), (3, 4 - 9 * (i % 2)), textcoords="offset points", fontsize=6.5, color=colour)
+        if series.notes:
+            _notes(axes, series, colour, above=noted.index(series) < len(noted) / 2)
+    axes.margins(0.14, 0.1)
     if panel.log_x:
         axes.set_xscale("log", base=2)
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     if panel.ticks:
         axes.set_xticks([x for x, _ in panel.ticks], [label for _, label in panel.ticks])
     if panel.reverse_x:
@@ -56,3 +64,14 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=7.5)
+
+
+def _notes(axes: Any, series: Series, colour: str, above: bool) -> None:
+    """Beside the points, on the side away from where the line goes."""
+    rises = (series.x[-1] > series.x[0]) == (series.y[-1] > series.y[0])
+    right = rises != above
+    for x, y, note in zip(series.x, series.y, series.notes, strict=True):
+        axes.annotate(
+            note, (x, y), (4 if right else -4, 3 if above else -3), textcoords="offset points", fontsize=6.5,
+            color=colour, ha="left" if right else "right", va="bottom" if above else "top",
+        )  # fmt: skip

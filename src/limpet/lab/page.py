@@ -48,6 +48,7 @@ class Panel:
     series: tuple[Series, ...]
     ticks: tuple[tuple[float, str], ...] = ()  # of x, where they are not left to the axis
     log_x: bool = False
+    log_y: bool = False
     reverse_x: bool = False
 
 

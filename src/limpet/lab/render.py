@@ -23,7 +23,8 @@ def html(table: Table) -> str:
 
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in table.head)
     bodies = "".join("<tbody>" + "".join(map(row, group)) + "</tbody>" for group in table.groups)
-    return f"<table><caption>{escape(table.caption)}</caption><thead><tr>{head}</tr></thead>{bodies}</table>\n"
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead>{bodies}</table>\n"
 
 
 def markdown(table: Table) -> str:
@@ -32,7 +33,8 @@ def markdown(table: Table) -> str:
 
     rule = line("---" if i < table.labels else "---:" for i in range(len(table.head)))
     rows = [line(_bracketed(entry) for entry in row) for group in table.groups for row in group]
-    return "\n".join([table.caption, "", line(iter(table.head)), rule, *rows, ""])
+    caption = [table.caption, ""] if table.caption else []
+    return "\n".join([*caption, line(iter(table.head)), rule, *rows, ""])
 
 
 def latex(table: Table) -> str:

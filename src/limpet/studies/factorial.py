@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from limpet.lab.claims import Claim, below, claim
+from limpet.lab.claims import Claim, Finding, below, claim
 from limpet.lab.page import Entry, Page, Table, entry
 from limpet.lab.results import Results
 from limpet.lab.study import DIVERSITY, Cell, Study
 from limpet.studies.presets import Preset
+from limpet.studies.published import nll_difference
 
 MASSES = (1.0, 0.9, 0.85, 0.8)
 HORIZONS = ("0", "short", "ever")
@@ -41,7 +42,7 @@ def cells(preset: Preset) -> tuple[Cell, ...]:
 
 def study(preset: Preset) -> Study:
     def show(results: Results) -> Page:
-        return Page(tables=(_table(results, preset),), claims=_claims(results))
+        return Page(tables=(_table(results, preset),), claims=_claims(results, preset))
 
     return Study(
         "factorial", "Late top-p by visibility", cells(preset), preset.shards, show, preset.judges, preset=preset.name
@@ -69,24 +70,25 @@ def _table(results: Results, preset: Preset) -> Table:
     )
 
 
-def _claims(results: Results) -> tuple[Claim, ...]:
+def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
+    def lower(label: str, cell: tuple[float, str], against: tuple[float, str]) -> Finding:
+        estimate = results.contrast(*(f"late/{p}/{horizon}" for p, horizon in (cell, against)))
+        return below(f"NLL of {label}", estimate, paper=nll_difference(PAPER[cell][0], PAPER[against][0]))
+
     return (
         claim(
             "appendix D.7",
-            "Temporary context remains useful at every late top-p",
-            [below(f"NLL of short visibility less none, late p={p:g}",
-                   results.contrast(f"late/{p}/short", f"late/{p}/0")) for p in MASSES],
+            f"Temporary context, {preset.horizon} steps long, remains useful at every late top-p",
+            [lower(f"H={preset.horizon} less H=0, late p={p:g}", (p, "short"), (p, "0")) for p in MASSES],
         ),
         claim(
             "appendix D.5",
             "Persistent context lowers NLL against none at every late top-p",
-            [below(f"NLL of visible for ever less none, late p={p:g}",
-                   results.contrast(f"late/{p}/ever", f"late/{p}/0")) for p in MASSES],
+            [lower(f"H=∞ less H=0, late p={p:g}", (p, "ever"), (p, "0")) for p in MASSES],
         ),
         claim(
             "appendix D.5",
             "Stronger restriction lowers NLL where nothing is selected",
-            [below(f"NLL of late p={b:g} less {a:g}, H=0", results.contrast(f"late/{b}/0", f"late/{a}/0"))
-             for a, b in pairwise(MASSES)],
+            [lower(f"late p={b:g} less {a:g}, H=0", (b, "0"), (a, "0")) for a, b in pairwise(MASSES)],
         ),
-    )  # fmt: skip
+    )

@@ -7,8 +7,8 @@ from limpet.lab.page import Contrast, Entry, Figure, Page, Panel, Series, Table,
 from limpet.lab.results import Results
 from limpet.lab.study import Cell, Study
 from limpet.studies.presets import Preset
+from limpet.studies.published import value
 
-MASSES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 BUDGETS = (0.125, 0.25, 0.5, 1.0)  # of the length: the paper's 128, 256, 512 and 1024
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
 
@@ -40,18 +40,18 @@ PAPER_MATCHED = {0.125: "-0.089 ± 0.029", 0.25: "-0.130 ± 0.038", 0.5: "-0.154
 def sweep(preset: Preset, role: str) -> tuple[Cell, ...]:
     """Both sweeps on one model: cells role/p/MASS and role/D/BUDGET."""
     model = preset.roles[role]
-    masses = [Cell(f"{role}/p/{p}", model, preset.native.but(top_p=p), preset.n) for p in MASSES]
-    return *masses, *(Cell(f"{role}/D/{d}", model, preset.policy.but(budget=d), preset.n) for d in BUDGETS)
+    masses = [Cell(f"{role}/p/{p}", model, preset.native.but(top_p=p), preset.fine_n) for p in preset.masses]
+    return *masses, *(Cell(f"{role}/D/{d}", model, preset.policy.but(budget=d), preset.fine_n) for d in BUDGETS)
 
 
-def curve(role: str) -> list[str]:
-    """The global top-p curve that CRS is matched against; on the base model without the fold near p = 1."""
-    return [f"{role}/p/{p}" for p in MASSES if role == "distilled" or p <= 0.9]
+def curve(preset: Preset, role: str) -> list[str]:
+    """The global top-p curve that CRS is matched against, without the part near p = 1 where entropy folds."""
+    return [f"{role}/p/{p}" for p in preset.nodes[role]]
 
 
 def study(preset: Preset) -> Study:
     warmups = tuple(
-        Cell(f"distilled/warmup/{f}", preset.distilled, preset.policy.but(warmup=f), preset.n) for f in WARMUPS
+        Cell(f"distilled/warmup/{f}", preset.distilled, preset.policy.but(warmup=f), preset.fine_n) for f in WARMUPS
     )
     cells = (*sweep(preset, "distilled"), *sweep(preset, "base"), *warmups)
 
@@ -74,7 +74,7 @@ def _table(results: Results, preset: Preset, role: str) -> Table:
         ppl, entropy = results(cell, "ppl"), results(cell, "entropy")
         return Entry(label), entry(ppl, 2, paper[0]), entry(entropy, 3, paper[1])
 
-    masses = tuple(row(f"p={p}", f"{role}/p/{p}", PAPER[role][p]) for p in MASSES)
+    masses = tuple(row(f"p={p}", f"{role}/p/{p}", PAPER[role].get(p, ("", ""))) for p in preset.masses)
     budgets = tuple(row(f"D={d:g}L", f"{role}/D/{d}", PAPER_CRS[role][d]) for d in BUDGETS)
     caption = f"{preset.labels[role]}: top-p at every step, and CRS by budget, at {preset.nfe} calls."
     return Table(f"frontier-{role}", caption, ("Control", "GenPPL", "Entropy"), (masses, budgets))
@@ -89,13 +89,18 @@ def _series(results: Results, name: str, cells: list[str], notes: tuple[str, ...
 def _figure(results: Results, preset: Preset) -> Figure:
     def panel(role: str) -> Panel:
         series = [
-            _series(results, "global top-p", [f"{role}/p/{p}" for p in MASSES], tuple(f"{p:g}" for p in MASSES)),
+            _series(
+                results,
+                "global top-p",
+                [f"{role}/p/{p}" for p in preset.masses],
+                tuple(f"{p:g}" for p in preset.masses),
+            ),
             _series(results, "CRS budget", [f"{role}/D/{d}" for d in BUDGETS], tuple(f"{d:g}L" for d in BUDGETS)),
         ]
         if role == "distilled":
             cells = [f"distilled/warmup/{f}" for f in WARMUPS]
             series.append(_series(results, "CRS warmup", cells, (), joined=False, open=True))
-        return Panel(preset.labels[role], "unigram entropy", "GenPPL", tuple(series))
+        return Panel(preset.labels[role], "unigram entropy", "GenPPL", tuple(series), log_y=True)
 
     caption = f"GenPPL over entropy at {preset.nfe} calls: sweeps of top-p, of the budget, and of the warmup."
     return Figure("frontier", caption, tuple(panel(role) for role in preset.roles))
@@ -105,7 +110,7 @@ def _contrasts(results: Results, preset: Preset) -> tuple[Contrast, ...]:
     return tuple(
         Contrast(
             f"NLL of CRS D={d:g}L less top-p at equal entropy, {preset.labels[role]}",
-            results.matched(f"{role}/D/{d}", curve(role), "entropy"),
+            results.matched(f"{role}/D/{d}", curve(preset, role), "entropy"),
             PAPER_MATCHED[d] if role == "distilled" else "",
         )
         for role in preset.roles
@@ -115,18 +120,19 @@ def _contrasts(results: Results, preset: Preset) -> tuple[Contrast, ...]:
 
 
 def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
-    def matched(cell: str, label: str, role: str) -> Finding:
-        return below(f"NLL less top-p at equal entropy, {label}", results.matched(cell, curve(role), "entropy"))
+    def matched(cell: str, label: str, role: str, paper: float | None = None) -> Finding:
+        estimate = results.matched(cell, curve(preset, role), "entropy")
+        return below(f"NLL less top-p at equal entropy, {label}", estimate, paper=paper)
 
     return (
         claim(
             "section 5.3 and appendix E.4",
             "At matched entropy CRS has lower GenNLL than global top-p on the distilled model, across the budgets",
-            [matched(f"distilled/D/{d}", f"D={d:g}L", "distilled") for d in BUDGETS],
+            [matched(f"distilled/D/{d}", f"D={d:g}L", "distilled", value(PAPER_MATCHED[d])) for d in BUDGETS],
         ),
         claim(
             "section 5.3",
-            "The base model shows the same direction",
+            "On the base model too CRS has lower GenNLL than global top-p at matched entropy",
             [matched(f"base/D/{d}", f"D={d:g}L", "base") for d in BUDGETS if d > 0.125],
         ),
         claim(
@@ -140,7 +146,7 @@ def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
             [
                 above(
                     "Rep-4 of CRS D=0.5L less top-p at equal entropy",
-                    results.matched("distilled/D/0.5", curve("distilled"), "entropy", "rep-4"),
+                    results.matched("distilled/D/0.5", curve(preset, "distilled"), "entropy", "rep-4"),
                 )
             ],
         ),

@@ -9,6 +9,7 @@ from limpet.lab.study import Study
 from limpet.studies import factorial, prefix
 from limpet.studies.factorial import MASSES
 from limpet.studies.presets import Preset
+from limpet.studies.published import nll_difference, value
 
 STEPS = {"short": ("0", "short"), "ever": ("short", "ever")}  # the gain of each is the NLL of the first less the second
 ENDS = (1.0, 0.8)  # late top-p that fixed-prefix continuation has all horizons for
@@ -16,7 +17,9 @@ ENDS = (1.0, 0.8)  # late top-p that fixed-prefix continuation has all horizons 
 
 def study(preset: Preset) -> Study:
     def show(results: Results) -> Page:
-        return Page(figures=(_figure(results, preset),), contrasts=_contrasts(results), claims=_claims(results))
+        return Page(
+            figures=(_figure(results, preset),), contrasts=_contrasts(results, preset), claims=_claims(results, preset)
+        )
 
     return Study(
         "interaction", "What visibility gains as support shrinks", (*factorial.cells(preset), *prefix.cells(preset)),
@@ -45,40 +48,54 @@ def _figure(results: Results, preset: Preset) -> Figure:
     return Figure("interaction", caption, panels)
 
 
-def _contrasts(results: Results) -> tuple[Contrast, ...]:
+def _contrasts(results: Results, preset: Preset) -> tuple[Contrast, ...]:
+    names = {"short": f"0 to {preset.horizon}", "ever": f"{preset.horizon} to ∞"}
     return tuple(
         Contrast(
-            f"gain of {step} visibility at late p=1 less late p={p:g}",
+            f"gain of H={names[step]} at late p=1 less late p={p:g}",
             results.interaction(
                 *(f"late/1.0/{h}" for h in STEPS[step]), *(f"late/{p}/{h}" for h in STEPS[step])
             ),
+            f"{_printed(step, 1.0) - _printed(step, p):+.3f}",
         )
         for step in STEPS
         for p in MASSES[1:]
     )  # fmt: skip
 
 
-def _claims(results: Results) -> tuple[Claim, ...]:
+def _printed(step: str, p: float) -> float:
+    """The gain that the paper's table of the factorial gives."""
+    shorter, longer = STEPS[step]
+    return nll_difference(factorial.PAPER[p, shorter][0], factorial.PAPER[p, longer][0])
+
+
+def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
+    longer = f"H={preset.horizon} to ∞"
+    prefixed = [value(prefix.PAPER_GAINS["short", "ever", p][0]) for p in ENDS]
     return (
         claim(
             "appendix D.7",
             "The gain of extending visibility to for ever shrinks as support restriction becomes stronger",
-            [above(f"gain at late p=1 less p={p:g}",
-                   results.interaction("late/1.0/short", "late/1.0/ever", f"late/{p}/short", f"late/{p}/ever"))
+            [above(f"gain of {longer} at late p=1 less p={p:g}",
+                   results.interaction("late/1.0/short", "late/1.0/ever", f"late/{p}/short", f"late/{p}/ever"),
+                   paper=_printed("ever", 1.0) - _printed("ever", p))
              for p in MASSES[1:]],
         ),
         claim(
             "appendix D.7",
-            "and becomes slightly negative at late p=0.8",
-            [below("gain at late p=0.8", results.contrast("late/0.8/short", "late/0.8/ever"))],
+            "The gain of extending visibility to for ever becomes slightly negative at late p=0.8",
+            [below(f"gain of {longer} at late p=0.8", results.contrast("late/0.8/short", "late/0.8/ever"),
+                   paper=_printed("ever", 0.8))],
         ),
         claim(
             "appendix D.7",
             "In fixed-prefix continuation the long-horizon gain is smaller at p=0.8 than at p=1, and stays positive",
             [
-                above("gain at p=1 less p=0.8",
-                      results.interaction(*(f"prefix/{p}/{h}" for p in ENDS for h in STEPS["ever"]))),
-                above("gain at p=0.8", results.contrast("prefix/0.8/short", "prefix/0.8/ever")),
+                above(f"gain of {longer} at p=1 less p=0.8",
+                      results.interaction(*(f"prefix/{p}/{h}" for p in ENDS for h in STEPS["ever"])),
+                      paper=prefixed[0] - prefixed[1]),
+                above(f"gain of {longer} at p=0.8", results.contrast("prefix/0.8/short", "prefix/0.8/ever"),
+                      paper=prefixed[1]),
             ],
         ),
     )  # fmt: skip

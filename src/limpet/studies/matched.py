@@ -9,6 +9,7 @@ from limpet.lab.study import DIVERSITY, Study
 from limpet.stats import Estimate
 from limpet.studies import frontier
 from limpet.studies.presets import Preset
+from limpet.studies.published import value
 
 LABELS = {"entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU"}
 PAPER = {
@@ -19,7 +20,7 @@ NEARLY = 0.1  # nats: twice the paper's own error on Dist-4
 
 def study(preset: Preset) -> Study:
     def show(results: Results) -> Page:
-        return Page(tables=_tables(results, preset), claims=_claims(results))
+        return Page(tables=_tables(results, preset), claims=_claims(results, preset))
 
     return Study(
         "matched", "CRS against top-p at equal diversity", frontier.sweep(preset, "distilled"), preset.shards, show,
@@ -28,7 +29,7 @@ def study(preset: Preset) -> Study:
 
 
 def _tables(results: Results, preset: Preset) -> tuple[Table, ...]:
-    curve = frontier.curve("distilled")
+    curve = frontier.curve(preset, "distilled")
 
     def row(budget: float) -> tuple[Entry, ...]:
         def paper(statistic: str) -> str:
@@ -50,24 +51,25 @@ def _tables(results: Results, preset: Preset) -> tuple[Table, ...]:
     return (Table("matched", caption, head, (tuple(row(budget) for budget in frontier.BUDGETS),)),)
 
 
-def _claims(results: Results) -> tuple[Claim, ...]:
+def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
     def residual(statistic: str) -> Estimate:
-        return results.matched("distilled/D/0.5", frontier.curve("distilled"), statistic)
+        return results.matched("distilled/D/0.5", frontier.curve(preset, "distilled"), statistic)
 
     return (
         claim(
             "appendix E.4",
             "At equal entropy and at equal Self-BLEU, CRS has lower NLL than global top-p",
-            [below(f"NLL residual, matched on {LABELS[name]}", residual(name)) for name in ("entropy", "self-bleu")],
+            [below(f"NLL residual, matched on {LABELS[name]}", residual(name), paper=value(PAPER[name]))
+             for name in ("entropy", "self-bleu")],
         ),
         claim(
             "appendix E.4",
             "At equal Dist-4 the two are close",
-            [within("NLL residual, matched on Dist-4", residual("dist-4"), NEARLY)],
+            [within("NLL residual, matched on Dist-4", residual("dist-4"), NEARLY, value(PAPER["dist-4"]))],
         ),
         claim(
             "appendix E.4",
             "At equal Rep-4 global top-p has lower NLL",
-            [above("NLL residual, matched on Rep-4", residual("rep-4"))],
+            [above("NLL residual, matched on Rep-4", residual("rep-4"), paper=value(PAPER["rep-4"]))],
         ),
-    )
+    )  # fmt: skip

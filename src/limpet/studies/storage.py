@@ -61,9 +61,10 @@ def _figure(results: Results) -> Figure:
 
     ticks = tuple((p, f"{p:g}") for p in MASSES)
     panels = (
-        Panel("over diversity", "unigram entropy", "GenPPL", tuple(series(arm, "entropy") for arm in ARMS)),
+        Panel("over diversity", "unigram entropy", "GenPPL", tuple(series(arm, "entropy") for arm in ARMS),
+              log_y=True),
         Panel("over late top-p", "late top-p", "GenPPL", tuple(series(arm, "p") for arm in ARMS), ticks,
-              reverse_x=True),
+              log_y=True, reverse_x=True),
     )  # fmt: skip
     return Figure("storage", "The storage-output control.", panels)
 
