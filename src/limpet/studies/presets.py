@@ -10,7 +10,8 @@ from limpet.errors import LimpetError
 from limpet.lab.study import Judging, Prompts
 from limpet.policy import Policy
 
-PROMPTS = Path(__file__).with_name("prompts.txt")  # paragraphs that the built-in models did not train on
+# Paragraphs of books held out from the built-in models' training; six of the 256 stand in a training book as well.
+PROMPTS = Path(__file__).with_name("prompts.txt")
 
 
 @dataclass(frozen=True)
