@@ -153,9 +153,14 @@ def test_an_oracles_deficit_and_error_are_its_bayes_risk():
 def test_count_is_that_of_a_crs_step():
     assert count_of(Preset(paths=1), 1024) == 25
     assert count_of(Preset(paths=1), 256) == 7
-    assert AUDITS["selection"].presets["paper"].count == 25
+
+
+def test_paper_preset_counts():
+    for name in ("selection", "risk"):
+        preset = AUDITS[name].presets["paper"]
+        assert (len(preset.shards), preset.paths, preset.count, preset.spacing) == (4, 16, 25, 4)
     assert AUDITS["selection"].presets["paper"].times == (0.2, 0.4, 0.5, 0.6, 0.67, 0.7)
-    assert AUDITS["selection"].presets["paper"].spacing == 4
+    assert set(AUDITS["selection"].presets["paper"].times) - {0.7} < set(AUDITS["risk"].presets["paper"].times)
 
 
 def test_clean_text_is_cut_as_for_training():

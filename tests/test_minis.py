@@ -139,17 +139,20 @@ class Made(card.Lab):
         perplexity = base * (0.2 if policy.horizon is None else 1.0) * (0.6 if "distilled" in cell.model else 1.0)
         values = perplexity * np.array([0.99, 1.0, 1.0, 1.01])
         entropy = 4.6 - 0.5 * (1 - policy.top_p) - (0.1 if policy.horizon is None else 0.0) + 0 * values
-        return {"nll": np.log(values), "perplexity": values, "entropy": entropy, "rep-4": 0 * values}
+        place = np.array(["float32 on a slide rule"] * 4)
+        return {"nll": np.log(values), "perplexity": values, "entropy": entropy, "rep-4": 0 * values, "place": place}
 
     def real(self) -> dict[str, float]:
         return {"perplexity": 20.0, "entropy": 4.8, "rep-4": 0.001}
 
-    def held_out(self, name: str, split: str) -> dict[str, float]:
-        return {"nats": 3.5, "error": 0.001, "perplexity": 33.1, "bits_per_byte": 1.4, "rows": 100, "draws": 4}
+    def held_out(self, name: str, split: str) -> dict[str, Any]:
+        place = "float64 on an abacus"
+        found = {"nats": 3.5, "error": 0.001, "perplexity": 33.1, "bits_per_byte": 1.4, "rows": 100, "draws": 4}
+        return {**found, "place": place}
 
 
 def test_every_block_of_every_card_is_made_from_the_measurements(tmp_path: Path) -> None:
-    lab = Made({}, None, None, card.Cache(tmp_path, "a CPU"), 64, None, 4)  # type: ignore[arg-type]
+    lab = Made({}, {}, None, None, card.Cache(tmp_path, "a CPU"), 64, None, 4)  # type: ignore[arg-type]
     splits = {
         name: {"documents": 1, "tokens": 20, "bytes": 70, "copies": 0} for name in ("train", "test", "validation")
     }
@@ -158,6 +161,8 @@ def test_every_block_of_every_card_is_made_from_the_measurements(tmp_path: Path)
         blocks = dict(card.blocks_of(lab, name, LOGS.parent, tmp_path))
         filled = card.fill((HERE / name / "README.md").read_text(), blocks)
         assert all(content in filled for content in blocks.values())
+        assert "Measured in float64 on an abacus." in blocks["held-out"]
+        assert name == "mini-judge" or blocks["calls"].endswith("Measured in float32 on a slide rule.")
     wanted = [0.2 / 0.9**5, 0.2]
     sentences = [sentence for sentence, _ in card.findings(lab)]
     for ratio, sentence in zip(wanted, sentences[:2], strict=True):
@@ -177,5 +182,16 @@ def test_a_measurement_is_made_once(tmp_path: Path) -> None:
 
     for _ in range(2):
         cache = card.Cache(tmp_path, "a CPU")
-        assert cache.get({"seed": 1}, measure) == {"value": 0.25}
+        assert cache.get({"seed": 1}, "float32", measure) == {"value": 0.25, "place": "float32 on a CPU"}
     assert len(made) == 1
+
+
+def test_shares_of_the_measurements_are_all_of_them() -> None:
+    everything = list(range(11))
+    assert (
+        sorted(card.share(everything, "1/3") + card.share(everything, "2/3") + card.share(everything, "3/3"))
+        == everything
+    )
+    for wrong in ("0/2", "3/2", "1", "a/b", "1/2/3"):
+        with pytest.raises(LimpetError, match="--part is I/N"):
+            card.share(everything, wrong)

@@ -19,10 +19,11 @@ ORACLES = ("exact:words", "exact:chain")
 
 @dataclass(frozen=True)
 class Audit:
-    """One audit: what it is called, how much of it can be done, and on which models unless told."""
+    """One audit: what it is called, what it asks, how much of it can be done, and on which models unless told."""
 
     name: str
     title: str
+    asks: str
     presets: Mapping[str, Any]
     function: Callable[[Models, Any, Progress], Result]
     draw: Callable[[Result, Sequence[Any]], None]
@@ -47,7 +48,8 @@ class Audit:
 
 def _audit(module: ModuleType, **more: Any) -> Audit:
     name = module.__name__.rpartition(".")[2]
-    return Audit(name, module.TITLE, module.PRESETS, module.audit, module.figure, module.PANELS, **more)
+    parts = module.TITLE, module.ASKS, module.PRESETS, module.audit, module.figure, module.PANELS
+    return Audit(name, *parts, **more)
 
 
 AUDITS = {

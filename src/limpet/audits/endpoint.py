@@ -17,6 +17,7 @@ from limpet.policy import Policy
 from limpet.sampler import Run
 
 TITLE = "Two output rules on one path"
+ASKS = "What the last call's output rule does to quality, on one and the same path."
 ENDPOINTS = ("ancestral", "argmax")
 PANELS = 1
 
@@ -100,4 +101,4 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
     panel.set_xlabel("entropy, nats")
     panel.set_ylabel("perplexity")
     panel.set_title("ancestral (hollow) to argmax (filled)")
-    panel.legend()
+    panel.legend(fontsize="small")

@@ -32,7 +32,13 @@ def bars(panel: Any, ticks: Sequence[str], groups: Mapping[str, Sequence[Estimat
             places, [one.mean for one in found], width, yerr=[one.se for one in found], error_kw={"capsize": 2},
             label=label,
         )  # fmt: skip
-    panel.set_xticks(range(len(ticks)), [textwrap.fill(tick, 9) for tick in ticks])
+    names = [textwrap.fill(tick, 48 // len(ticks), break_long_words=False) for tick in ticks]
+    panel.set_xticks(range(len(ticks)), names, fontsize="small")
+
+
+def look(i: int) -> dict[str, str]:
+    """The colour of a figure's i-th model and its marker, which tells it apart in grey too."""
+    return {"color": f"C{i}", "marker": "os^D"[i % 4]}
 
 
 def line(panel: Any, x: Sequence[float], found: Sequence[Estimate], label: str, **style: Any) -> None:

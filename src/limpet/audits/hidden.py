@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from limpet import sampler
-from limpet.audits.figures import line
+from limpet.audits.figures import line, look
 from limpet.audits.paths import Models, log_law, prepared, spread, states
 from limpet.audits.result import SHARDS, Progress, Result, Row, each, row
 from limpet.audits.result import Preset as Base
@@ -18,6 +18,7 @@ from limpet.policy import Policy
 from limpet.sampler import NEVER, Run, State
 
 TITLE = "Later belief in a stored label"
+ASKS = "Whether a stored label is still believed later, seen, hidden at its own position, or never written."
 VIEWS = ("overwritten", "restored", "revisable")
 PANELS = 2
 
@@ -154,10 +155,10 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
         for i, model in enumerate(result.models):
             for view, style in zip(VIEWS, (":", "-", "--"), strict=True):
                 found = [result.of(view + suffix, model, offset=offset)[0].estimate for offset in offsets]
-                line(panel, offsets, found, f"{model}, {view}", color=f"C{i}", linestyle=style)
+                line(panel, offsets, found, f"{model}, {view}", linestyle=style, **look(i))
         panel.set_xscale("log", base=2)
         panel.set_xticks(offsets, [str(offset) for offset in offsets])
         panel.set_xlabel("steps after the selection")
         panel.set_title(title)
     axes[0].set_ylabel("probability of the stored label, %")
-    axes[0].legend(fontsize="small")
+    axes[0].legend(fontsize="small", handlelength=3)

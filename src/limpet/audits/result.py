@@ -89,13 +89,14 @@ class Result:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Result:
-        """A result read back, to be drawn or set beside another."""
+        """A result read back, to be drawn or set beside another; whatever else is kept with it is left alone."""
         rows = []
         for row in stored["rows"]:
             values = [math.nan if value is None else value for value in row["shards"]]
             rest = {name: row[name] for name in ("model", "quantity", "at", "unit", "events", "paper")}
             rows.append(Row(estimate=mean_se(values), **rest))
-        return cls(**{**stored, "rows": rows})
+        rest = {name: stored[name] for name in ("audit", "settings", "models", "conventions")}
+        return cls(rows=rows, **rest)
 
 
 def checkpoint(model: Denoiser) -> str:

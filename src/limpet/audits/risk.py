@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from limpet import stats
-from limpet.audits.figures import line
+from limpet.audits.figures import line, look
 from limpet.audits.paths import Models, clean_texts, forward_states, within
 from limpet.audits.result import SHARDS, Progress, Result, Row, each, row
 from limpet.audits.selection import Preset as Base
@@ -19,6 +19,7 @@ from limpet.audits.selection import count_of, view
 from limpet.denoisers import Denoiser
 
 TITLE = "Risk of a selected label against noise"
+ASKS = "How often a selected label is wrong on exact forward states, against noise."
 MEASURES = ("error", "deficit", "selected error", "selected deficit")
 PANELS = 2
 
@@ -97,8 +98,8 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
         for i, model in enumerate(result.models):
             for measure, style in (("error", "-"), ("deficit", ":")):
                 estimates = [result.of(prefix + measure, model, t=t)[0].estimate for t in times]
-                line(panel, times, estimates, f"{model}, {measure}", color=f"C{i}", linestyle=style)
+                line(panel, times, estimates, f"{model}, {measure}", linestyle=style, **look(i))
         panel.set_xlabel("t")
         panel.set_title("selected positions" if prefix else "all positions")
     axes[0].set_ylabel("%")
-    axes[0].legend(fontsize="small")
+    axes[1].legend(fontsize="small", handlelength=3)  # where the lines leave room

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limpet import process, selector
-from limpet.audits.figures import line
+from limpet.audits.figures import line, look
 from limpet.audits.paths import Models, clean_texts, forward_states, labels, within
 from limpet.audits.result import SHARDS, Progress, Result, Row, each, percent
 from limpet.audits.result import Preset as Base
@@ -22,6 +22,7 @@ from limpet.policy import Policy
 from limpet.stats import Estimate, mean_se
 
 TITLE = "What two checkpoints select on shared states"
+ASKS = "How two checkpoints differ in what they select, on the same exact forward states."
 PANELS = 3
 
 
@@ -155,13 +156,15 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
     """Error of what each selects, overlap and agreement, and the reliability curves, against time."""
     error, overlap, curve = axes
     times = result.settings["times"]
-    line(overlap, times, [_share(result.of("Jaccard", t=t)[0].estimate) for t in times], "Jaccard", color="k")
-    for model in result.models:
-        line(error, times, [result.of("self error", model, t=t)[0].estimate for t in times], model)
+    line(
+        overlap, times, [_share(result.of("Jaccard", t=t)[0].estimate) for t in times], "Jaccard", color="k", marker="D"
+    )
+    for i, model in enumerate(result.models):
+        line(error, times, [result.of("self error", model, t=t)[0].estimate for t in times], model, **look(i))
         agreement = [result.of("argmax agreement", model, t=t)[0].estimate for t in times]
-        line(overlap, times, agreement, f"agreement where {model} selects")
+        line(overlap, times, agreement, f"agreement where {model} selects", **look(i))
         bins = [row for row in result.of("reliability", model) if np.isfinite(row.estimate.mean)]
-        line(curve, [100 * row.at["confidence"] for row in bins], [row.estimate for row in bins], model)
+        line(curve, [100 * row.at["confidence"] for row in bins], [row.estimate for row in bins], model, **look(i))
     curve.plot([0, 100], [0, 100], "k:", linewidth=1)
     error.set_ylabel("wrong labels among the selected, %")
     overlap.set_ylabel("%")

@@ -18,6 +18,7 @@ from limpet.policy import Policy
 from limpet.sampler import Run
 
 TITLE = "Point hypotheses along a path"
+ASKS = "How often top-p leaves one label, and whether that label lasts."
 CERTAIN = 1e-8  # a bridge whose largest mass is this near to 1 counts as deterministic
 PANELS = 2
 

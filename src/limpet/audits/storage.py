@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from limpet import stats
-from limpet.audits.figures import line
+from limpet.audits.figures import line, look
 from limpet.audits.paths import QUALITY, Models, before, finished, prepared, quality, recorded
 from limpet.audits.result import SHARDS, Progress, Result, Row, each, row
 from limpet.audits.result import Preset as Base
 from limpet.policy import Policy
 
 TITLE = "Seeing stored labels against only returning them"
+ASKS = "Whether labels help by being seen or only by being returned."
 ARMS = ("CRS", "final-only", "revisable")
 PANELS = 2
 
@@ -92,9 +93,9 @@ def figure(result: Result, axes: Sequence[Any]) -> None:
             at = [{"arm": arm, "late p": p} for p in masses]
             perplexity = [result.of("perplexity", model, **where)[0].estimate for where in at]
             entropy = [result.of("entropy", model, **where)[0].estimate.mean for where in at]
-            line(frontier, entropy, perplexity, f"{model}, {arm}", color=f"C{i}", linestyle=style)
-            line(sweep, masses, perplexity, f"{model}, {arm}", color=f"C{i}", linestyle=style)
+            line(frontier, entropy, perplexity, f"{model}, {arm}", linestyle=style, **look(i))
+            line(sweep, masses, perplexity, f"{model}, {arm}", linestyle=style, **look(i))
     frontier.set_xlabel("entropy, nats")
     sweep.set_xlabel("top-p after warmup")
     frontier.set_ylabel("perplexity")
-    frontier.legend(fontsize="small")
+    frontier.legend(fontsize="small", handlelength=3)

@@ -22,11 +22,12 @@ from limpet.policy import Policy
 from limpet.sampler import NEVER, Run, State
 
 TITLE = "Visible context against the best scalar temperature"
+ASKS = "Whether visible context does more to a law than the best temperature could."
 LARGEST = 4096.0  # inverse temperatures beyond it are not looked for
 BISECTIONS = 48
 TOP = 64  # the most likely labels of each law, among which inversions are looked for
 TIE = 1e-12  # log-probabilities nearer than this are tied
-PANELS = 2
+PANELS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +192,9 @@ def _rows(model: Any, shards: list[dict[str, np.ndarray]]) -> list[Row]:
 
 def figure(result: Result, axes: Sequence[Any]) -> None:
     """What no temperature explains, and how often ranks change."""
-    shown = (("residual",), ("top-rank change", "rank inversion", "control, top-rank change"))
-    for panel, quantities in zip(axes, shown, strict=True):
-        groups = {m: [result.of(quantity, m)[0].estimate for quantity in quantities] for m in result.models}
-        bars(panel, quantities, groups)
-        panel.set_ylabel("%")
-        panel.set_ylim(0, 105)
-    axes[0].legend()
+    (panel,) = axes
+    shown = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
+    bars(panel, shown, {m: [result.of(quantity, m)[0].estimate for quantity in shown] for m in result.models})
+    panel.set_ylabel("%")
+    panel.set_ylim(0, 105)
+    panel.legend()

@@ -21,6 +21,7 @@ from limpet.sampler import Run, State
 from limpet.samples import Selection
 
 TITLE = "What the visible labels hold"
+ASKS = "What visible labels have to hold: the argmax, worse tokens, or each current argmax."
 ARMS = ("argmax", "second", "nucleus", "refreshed", "refreshed half as often", "refreshed in turn")
 REFRESHED = ARMS[-3:]
 PANELS = 2

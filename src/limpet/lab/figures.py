@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 from limpet.errors import extra
@@ -21,18 +22,27 @@ SIZE = (4.6, 3.6)  # inches, one panel
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """{"svg": ..., "png": ...}: equal figures give equal bytes."""
-    matplotlib = extra("matplotlib", "figures")
+    """A figure of a study."""
     canvas = extra("matplotlib.figure", "figures")
-    settings = {"svg.hashsalt": figure.name, "svg.fonttype": "path", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        sheet = canvas.Figure(figsize=(SIZE[0] * len(figure.panels), SIZE[1]), layout="constrained")
-        for axes, panel in zip(sheet.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
+
+    def sheet() -> Any:
+        made = canvas.Figure(figsize=(SIZE[0] * len(figure.panels), SIZE[1]), layout="constrained")
+        for axes, panel in zip(made.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
             _panel(axes, panel)
-        out = {}
+        return made
+
+    return saved(figure.name, sheet)
+
+
+def saved(name: str, sheet: Callable[[], Any], **settings: Any) -> dict[str, bytes]:
+    """{"svg": ..., "png": ...} of what is drawn under these settings: equal figures give equal bytes."""
+    matplotlib = extra("matplotlib", "figures")
+    out = {}
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "font.size": 9, **settings}):
+        made = sheet()
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             file = io.BytesIO()
-            sheet.savefig(file, format=kind, dpi=150, metadata=metadata)
+            made.savefig(file, format=kind, dpi=150, metadata=metadata)
             out[kind] = file.getvalue()
     return out
 

@@ -125,10 +125,10 @@ def _html(results: Results, page: Page, drawn: dict[str, dict[str, bytes]]) -> s
         yield _contrasts_html(page.contrasts) if page.contrasts else ""
         yield f"<h2>Provenance</h2><pre>{escape(json.dumps(provenance(results), indent=1, ensure_ascii=False))}</pre>"
 
-    return _document(study.title, "".join(parts()))
+    return document(study.title, "".join(parts()))
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
     return f"<!doctype html><html lang=en>{head}<style>{STYLE}</style><body>{body}</body></html>\n"
 
@@ -245,7 +245,7 @@ def write_index(sections: Sequence[Section], folder: Path) -> Path:
         "# Claims of the paper", "", f"{tally(sections)} {_rule()} {UNITS}", "", overview(sections), "## Reports", "",
         *(f"- [{one.name}]({quote(one.folder)}/report.md)" for one in _ordered(sections)), "",
     ])  # fmt: skip
-    _write({"index.html": _document("Claims of the paper", body).encode(), "claims.md": text.encode()}, folder)
+    _write({"index.html": document("Claims of the paper", body).encode(), "claims.md": text.encode()}, folder)
     return folder / "index.html"
 
 

@@ -70,14 +70,14 @@ def cells() -> list[Cell]:
 
 
 class Cache:
-    """Measurements by what decides them, one small file each; where each was made is kept with it."""
+    """Measurements by what decides them, one small file each; how and where each was made is kept with it."""
 
-    def __init__(self, folder: Path, place: str) -> None:
-        self.folder, self.place = folder, place
-        self.places: set[str] = set()
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder, self.device = folder, device
         folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(self, about: dict[str, Any], precision: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was found, and its place."""
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         file = self.folder / f"{key}.json"
         if not file.exists():
@@ -86,12 +86,11 @@ class Cache:
             what = ", ".join(f"{key} {about[key]}" for key in ("cell", "held out", "name", "seed") if key in about)
             say(f"{what}: {time.monotonic() - started:.1f} s")
             part = file.with_suffix(".part")
-            part.write_text(json.dumps({"about": about, "found": found, "place": self.place}, indent=1) + "\n")
+            made = {"about": about, "found": found, "place": f"{precision} on {self.device}"}
+            part.write_text(json.dumps(made, indent=1) + "\n")
             part.replace(file)
         kept = json.loads(file.read_text())
-        self.places.add(kept["place"])
-        found_before: dict[str, Any] = kept["found"]
-        return found_before
+        return {**kept["found"], "place": kept["place"]}
 
 
 def say(words: str) -> None:
@@ -102,7 +101,8 @@ def say(words: str) -> None:
 class Lab:
     """What the measurements need: models and judge loaded once, the corpus, how much to measure."""
 
-    models: dict[str, duo.Duo]
+    models: dict[str, duo.Duo]  # that are sampled, in the precision asked for
+    exact: dict[str, duo.Duo]  # the same in float32, for likelihoods
     judge: Judge
     text: Text
     cache: Cache
@@ -127,7 +127,8 @@ class Lab:
                 "selected": float(made.selected.double().mean()),
             }
 
-        return self.cache.get({"cell": f"{cell.model} {cell.label} {cell.policy.nfe}", "n": self.n, **about}, measure)
+        about |= {"cell": f"{cell.model} {cell.label} {cell.policy.nfe}", "n": self.n}
+        return self.cache.get(about, model.precision, measure)
 
     def measures(self, tokens: list[list[int]]) -> dict[str, float]:
         nll = float(gen_nll(self.judge, tokens).by_shard([0] * len(tokens))[0])
@@ -145,15 +146,15 @@ class Lab:
         count = self.n * len(SHARDS)
         which = (torch.arange(count) * stream.count(length)) // count
         about = {"cell": "held-out text", "n": count, "judge": self.judge.digest, "text": stream.digest}
-        return self.cache.get(about, lambda: dict(self.measures(stream.rows(which, length).tolist())))
+        return self.cache.get(about, "float32", lambda: dict(self.measures(stream.rows(which, length).tolist())))
 
-    def held_out(self, name: str, split: str) -> dict[str, float]:
+    def held_out(self, name: str, split: str) -> dict[str, Any]:
         """The bound of a model, or the judge's NLL, on a split."""
-        network, digest = network_of(self.judge if name == "mini-judge" else self.models[name])
+        network, digest = network_of(self.judge if name == "mini-judge" else self.exact[name])
         draws = 1 if name == "mini-judge" else self.draws
         text = self.text.splits[split].digest
         about = {"held out": split, "text": text, "model": digest, "name": name, "rows": self.rows, "draws": draws}
-        return self.cache.get(about, lambda: likelihood(network, self.text, split, self.rows, draws))
+        return self.cache.get(about, "float32", lambda: likelihood(network, self.text, split, self.rows, draws))
 
     def everything(self) -> list[Callable[[], dict[str, Any]]]:
         """Each measurement that the cards need, to be made in any order."""
@@ -188,6 +189,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def where(lab: Lab, measured: list[Cell]) -> str:
+    places = {str(place) for cell in measured for place in lab.shards(cell)["place"]}
+    return f"Measured in {' and in '.join(sorted(places))}."
+
+
 def with_error(values: np.ndarray, digits: int) -> str:
     estimate = stats.mean_se(values)
     return f"{estimate.mean:.{digits}f} ± {estimate.se:.{digits}f}"
@@ -206,8 +212,7 @@ def samples_block(lab: Lab) -> str:
     real = lab.real()
     last = ["held-out text", "", f"{real['perplexity']:.1f}", f"{real['entropy']:.3f}", f"{real['rep-4']:.4f}"]
     rows = [*sample_rows(lab, [*SWEEP, REVEALED]), last]
-    where = f"Measured in {' and in '.join(sorted(lab.cache.places))}."
-    return table(["mini", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where
+    return table(["mini", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(lab, cells())
 
 
 def calls_block(lab: Lab) -> str:
@@ -216,7 +221,7 @@ def calls_block(lab: Lab) -> str:
         for model in ("mini", "mini-distilled")
         for row in sample_rows(lab, curve(model))
     ]
-    return table(["", "calls", "GenPPL", "entropy", "Rep-4"], rows)
+    return table(["", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(lab, cells())
 
 
 def findings(lab: Lab) -> list[tuple[str, bool]]:
@@ -269,7 +274,8 @@ def held_out_block(lab: Lab, name: str) -> str:
         values = [f"{found['nats']:.4f}{error}", f"{found['perplexity']:.2f}", f"{found['bits_per_byte']:.4f}"]
         rows.append([split, *values, f"{found['rows']:.0f}"])
     what = "nats per token" if name == "mini-judge" else "bound, nats per token"
-    return table(["whole held-out books", what, "perplexity", "bits per byte", "rows of 256"], rows)
+    made = "Measured in " + " and in ".join(sorted({str(lab.held_out(name, split)["place"]) for split in SPLITS})) + "."
+    return table(["whole held-out books", what, "perplexity", "bits per byte", "rows of 256"], rows) + "\n\n" + made
 
 
 def training_block(name: str, recipes: Path) -> str:
@@ -370,12 +376,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m limpet.minis.card", description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=64, help="samples in each of the four shards")
     parser.add_argument("--rows", type=int, help="held-out rows, spread over the books; all unless told")
-    parser.add_argument("--draws", type=int, default=1, help="draws of times and noise for the bound")
+    parser.add_argument("--draws", type=int, default=4, help="draws of times and noise for the bound")
     parser.add_argument("--data", type=Path, default=Path("local/minis/data"), help="the prepared corpus")
     parser.add_argument("--cache", type=Path, default=Path("local/minis/card"), help="where measurements are kept")
     parser.add_argument("--recipes", type=Path, default=Path("recipes/minis"), help="recipes and their logs")
     parser.add_argument("--device", help="cpu, cuda, ...; a GPU where there is one")
-    parser.add_argument("--precision", choices=tuple(duo.PRECISIONS), default="bfloat16", help="of the two models")
+    parser.add_argument(
+        "--precision", choices=tuple(duo.PRECISIONS), default="bfloat16", help="of the two models as they are sampled"
+    )
     parser.add_argument("--part", metavar="I/N", help="only make the I-th of N shares of the measurements")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="store the trained models of this folder")
     given = parser.parse_args(arguments)
@@ -391,8 +399,9 @@ def main(arguments: list[str] | None = None) -> int:
         models = {name: files.load(name, device=given.device, precision=given.precision) for name in NAMES[:2]}
         judge = load_judge(device=given.device)
         gpu = models["mini"].device.type == "cuda"
-        cache = Cache(given.cache, f"{given.precision} on {torch.cuda.get_device_name() if gpu else 'a CPU'}")
-        lab = Lab(models, judge, text, cache, given.n, given.rows, given.draws)
+        cache = Cache(given.cache, torch.cuda.get_device_name() if gpu else "a CPU")
+        exact = {name: files.load(name, device=given.device) for name in NAMES[:2]}
+        lab = Lab(models, exact, judge, text, cache, given.n, given.rows, given.draws)
         if given.part is not None:
             for measurement in share(lab.everything(), given.part):
                 measurement()
