@@ -119,7 +119,7 @@ def prepare(
     after = policy.nfe - 1 - warmup  # R: steps that may select
     late = policy.top_p if policy.late_top_p is None else policy.late_top_p
     generated = (fixed < 0).sum(-1)
-    advance = steps.fastest(fixed.device) if advance is None else advance
+    plan, advance = steps.fastest(fixed.device) if advance is None else (steps.unplanned, advance)
     count = torch.full_like(generated, policy.count) if policy.count is not None else -(-generated // max(1, after))
     return Run(
         denoiser=denoiser,
@@ -137,7 +137,7 @@ def prepare(
         replay=None if replay is None else replay.selected_at,
         label=labels.rule(policy, None if replay is None else replay.labels),
         select=steps.selector(fixed.device),
-        plan=steps.planner(advance),
+        plan=plan,
         advance=advance,
         trace=trace,
     )

@@ -116,13 +116,15 @@ def backends(device: torch.device | str) -> dict[str, Backend]:
     return found | ({"fused": fused.advance} if fused else {})
 
 
-def fastest(device: torch.device | str) -> Backend:
-    return list(backends(device).values())[-1]
+def fastest(device: torch.device | str) -> tuple[Planner, Backend]:
+    """How a step is planned before the body has run, and how it is drawn afterwards."""
+    fused = _fused(device)
+    return (fused.plan, fused.advance) if fused else (unplanned, backends(device)["lazy"])
 
 
-def planner(advance: Backend) -> Planner:
-    """What a backend can do before the body has run; nothing, for most."""
-    return getattr(advance, "plan", lambda transition: transition)
+def unplanned(transition: Transition) -> Transition:
+    """Nothing is done before the body has run."""
+    return transition
 
 
 def selector(device: torch.device | str) -> Selector:

@@ -88,9 +88,6 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
     return planned.outcome
 
 
-advance.plan = plan  # type: ignore[attr-defined]  # the sampler calls it before the body
-
-
 def select(deficit: Tensor, eligible: Tensor, count: int | Tensor, budget: float | Tensor, spacing: int) -> Tensor:
     """`selector.select`, a greedy scan for each sample in one kernel."""
     samples, length = deficit.shape
