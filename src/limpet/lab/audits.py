@@ -58,7 +58,10 @@ def ready(folder: Path) -> None:
 
 def keep(kept: Kept, folder: Path) -> None:
     """Add a result to a folder."""
-    _write({f"{kept.name}.json": json.dumps(kept.to_dict(), indent=1, ensure_ascii=False).encode() + b"\n"}, folder)
+    _write(
+        {f"{kept.name}.json": json.dumps(kept.to_dict(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"},
+        folder,
+    )
 
 
 def found(folder: Path) -> list[Kept]:

@@ -45,7 +45,9 @@ def write(results: Results, folder: Path) -> Path:
     for name, kinds in drawn.items():
         files |= {f"figures/{name}.{kind}": data for kind, data in kinds.items()}
     files["report.md"] = _markdown(results, page).encode()
-    files["report.json"] = json.dumps(to_dict(results, page), indent=1, ensure_ascii=False).encode() + b"\n"
+    files["report.json"] = (
+        json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    )
     _write(files, folder)
     return folder / "index.html"
 
