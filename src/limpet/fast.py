@@ -25,13 +25,18 @@ class Parts(NamedTuple):
     head: Callable[[Tensor], Tensor]
 
 
+def has_triton(device: torch.device | str) -> bool:
+    """Whether Triton's kernels can run there."""
+    return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
 def parts(network: Network, device: torch.device) -> Parts:
     """The network's own parts, or on a GPU faster ones that compute the same."""
     plain = Parts(lambda tokens, sigma, needed: network.body(tokens, sigma), network.head)
     if device.type != "cuda":
         return plain
     head = AlignedHead(network.output_layer.linear)
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton(device):
         return plain._replace(head=head)
     from limpet.denoisers.fused import FusedBody
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from limpet import sampler
 from limpet.denoisers import Denoiser
 from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
-from limpet.fast import parts
 from limpet.policy import Policy
 from limpet.samples import Counted, prepare
 from limpet.steps import Backend, Transition, released
@@ -95,14 +94,11 @@ def side_by_side(
     model: Duo, bare: Forward, nfe: int, batch: int, runs: int, with_released: bool = False
 ) -> dict[str, Cost | None]:
     """Every policy beside bare forwards, in turns, so that what slows one down slows the others; None for what does
-    not fit in memory. `bare` is what there is without limpet; on a GPU its own parts, the head at every position,
-    stand beside. The released step goes round the bare forward."""
+    not fit in memory. `bare` is what there is without limpet; on a GPU the model's own body and head, at every
+    position, stand beside. The released step goes round the bare forward."""
     contenders = {"bare": forwards(model, bare, batch)}
     if model.device.type == "cuda":
-        body, head = parts(model.network, model.device)
-        contenders["own forward"] = forwards(
-            model, lambda tokens, sigma: head(body(tokens, sigma, lambda: None)), batch
-        )
+        contenders["own forward"] = forwards(model, lambda tokens, _: model.head(model.body(tokens, 0.5)), batch)
     contenders |= {name: generation(model, policy, batch) for name, policy in POLICIES.items()}
     if with_released:
         whole = Whole(model, bare)

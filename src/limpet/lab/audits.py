@@ -52,16 +52,13 @@ def made_on(models: Models) -> dict[str, Any]:
 
 def ready(folder: Path) -> None:
     """Make a folder for results, or say what is wrong with it before any work is done."""
-    _write({}, folder)
+    report.write_files({}, folder)
     found(folder)
 
 
 def keep(kept: Kept, folder: Path) -> None:
     """Add a result to a folder."""
-    _write(
-        {f"{kept.name}.json": json.dumps(kept.to_dict(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"},
-        folder,
-    )
+    report.write_files({f"{kept.name}.json": report.compact(kept.to_dict())}, folder)
 
 
 def found(folder: Path) -> list[Kept]:
@@ -86,17 +83,8 @@ def write(folder: Path) -> Path:
     body = f"<h1>Audits</h1><p>{escape(READING)}</p>{sections}"
     files["index.html"] = report.document("Audits", body).encode()
     files["report.md"] = "\n".join(["# Audits", "", READING, "", *map(markdown, kept)]).encode()
-    _write(files, folder)
+    report.write_files(files, folder)
     return folder / "index.html"
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-    except OSError as error:
-        raise LimpetError(f"the result cannot be written to {folder} ({error}): name another folder") from error
 
 
 # A section

@@ -45,15 +45,20 @@ def write(results: Results, folder: Path) -> Path:
     for name, kinds in drawn.items():
         files |= {f"figures/{name}.{kind}": data for kind, data in kinds.items()}
     files["report.md"] = _markdown(results, page).encode()
-    files["report.json"] = (
-        json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    )
-    _write(files, folder)
+    files["report.json"] = compact(to_dict(results, page))
+    write_files(files, folder)
     return folder / "index.html"
 
 
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
+def compact(document: Mapping[str, Any]) -> bytes:
+    """A document of numbers, for programs to read."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Files by their paths in a folder, which is made even if there are none."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
@@ -247,7 +252,7 @@ def write_index(sections: Sequence[Section], folder: Path) -> Path:
         "# Claims of the paper", "", f"{tally(sections)} {_rule()} {UNITS}", "", overview(sections), "## Reports", "",
         *(f"- [{one.name}]({quote(one.folder)}/report.md)" for one in _ordered(sections)), "",
     ])  # fmt: skip
-    _write({"index.html": document("Claims of the paper", body).encode(), "claims.md": text.encode()}, folder)
+    write_files({"index.html": document("Claims of the paper", body).encode(), "claims.md": text.encode()}, folder)
     return folder / "index.html"
 
 

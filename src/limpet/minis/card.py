@@ -15,7 +15,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -189,9 +189,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def where(lab: Lab, measured: list[Cell]) -> str:
-    places = {str(place) for cell in measured for place in lab.shards(cell)["place"]}
-    return f"Measured in {' and in '.join(sorted(places))}."
+def where(places: Iterable[str]) -> str:
+    return f"Measured in {' and in '.join(sorted(set(places)))}."
+
+
+def places(lab: Lab) -> Iterator[str]:
+    """Of every sample that the tables rest on."""
+    return (str(place) for cell in cells() for place in lab.shards(cell)["place"])
 
 
 def with_error(values: np.ndarray, digits: int) -> str:
@@ -212,7 +216,7 @@ def samples_block(lab: Lab) -> str:
     real = lab.real()
     last = ["held-out text", "", f"{real['perplexity']:.1f}", f"{real['entropy']:.3f}", f"{real['rep-4']:.4f}"]
     rows = [*sample_rows(lab, [*SWEEP, REVEALED]), last]
-    return table(["mini", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(lab, cells())
+    return table(["mini", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(places(lab))
 
 
 def calls_block(lab: Lab) -> str:
@@ -221,7 +225,7 @@ def calls_block(lab: Lab) -> str:
         for model in ("mini", "mini-distilled")
         for row in sample_rows(lab, curve(model))
     ]
-    return table(["", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(lab, cells())
+    return table(["", "calls", "GenPPL", "entropy", "Rep-4"], rows) + "\n\n" + where(places(lab))
 
 
 def findings(lab: Lab) -> list[tuple[str, bool]]:
@@ -267,15 +271,16 @@ def findings_block(lab: Lab) -> str:
 
 
 def held_out_block(lab: Lab, name: str) -> str:
-    rows = []
+    rows, made = [], []
     for split in SPLITS:
         found = lab.held_out(name, split)
+        made.append(found["place"])
         error = f" ± {found['error']:.4f}" if found["draws"] > 1 else ""
         values = [f"{found['nats']:.4f}{error}", f"{found['perplexity']:.2f}", f"{found['bits_per_byte']:.4f}"]
         rows.append([split, *values, f"{found['rows']:.0f}"])
     what = "nats per token" if name == "mini-judge" else "bound, nats per token"
-    made = "Measured in " + " and in ".join(sorted({str(lab.held_out(name, split)["place"]) for split in SPLITS})) + "."
-    return table(["whole held-out books", what, "perplexity", "bits per byte", "rows of 256"], rows) + "\n\n" + made
+    head = ["whole held-out books", what, "perplexity", "bits per byte", "rows of 256"]
+    return table(head, rows) + "\n\n" + where(made)
 
 
 def training_block(name: str, recipes: Path) -> str:

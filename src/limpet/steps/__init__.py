@@ -12,7 +12,6 @@ of `process.reverse_law`. Where coin one says stay, neither the law nor the outp
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from limpet import process
+from limpet.fast import has_triton
 from limpet.selector import Selector, select
 from limpet.streams import Purpose, Stream
 from limpet.support import Boundary
@@ -134,6 +134,4 @@ def selector(device: torch.device | str) -> Selector:
 
 def _fused(device: torch.device | str) -> ModuleType | None:
     """The Triton backend, where there is a GPU and Triton."""
-    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    return importlib.import_module("limpet.steps.fused")
+    return importlib.import_module("limpet.steps.fused") if has_triton(device) else None
