@@ -30,7 +30,7 @@ from limpet import process, sampler, selector, speed, support
 from limpet.denoisers.duo import Duo, Shape
 from limpet.fast import AlignedHead
 from limpet.policy import Policy
-from limpet.samples import prepare, sample
+from limpet.samples import Counted, prepare
 from limpet.steps import Transition, fused, lazy
 from limpet.streams import Stream
 
@@ -139,16 +139,21 @@ def tail() -> float:
 
 
 def check_path(precision: Literal["float32", "bfloat16"]) -> dict[str, Any]:
-    """Whole paths, fused and lazy. Matrix products may round differently over another number of rows, and a path that
-    has parted does not come back, so what is counted is where they differ in the end."""
+    """Whole paths, fused and lazy, after the same body. Matrix products may round differently over another number of
+    rows, and a path that has parted does not come back, so what is counted is where they differ in the end."""
     model = Duo(speed.trained_like(Shape()), precision=precision).to(CUDA)
-    policy = Policy(nfe=16)
-    one, other = (sample(model, policy, n=2, length=256, advance=advance) for advance in (lazy.advance, None))
+    counted = Counted(model), Counted(model)
+    fixed = torch.full((2, 256), -1, device=CUDA)
+    run = prepare(counted[0], Policy(nfe=16), Stream(8200, torch.arange(2, device=CUDA)), fixed)
+    plain = replace(run, denoiser=counted[1], advance=lazy.advance, select=selector.select)
+    with torch.inference_mode():
+        *_, (one, _) = sampler.generate(run)
+        *_, (other, _) = sampler.generate(plain)
     return {
         "tokens": one.tokens.numel(),
         "tokens differ": int((one.tokens != other.tokens).sum()),
-        "selected when": int((one.selection.selected_at != other.selection.selected_at).sum()),
-        "head rows": [one.head_rows, other.head_rows],
+        "selected when": int((one.selected_at != other.selected_at).sum()),
+        "head rows": [denoiser.rows / 16 / fixed.numel() for denoiser in counted],
     }
 
 

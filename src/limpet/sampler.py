@@ -85,8 +85,9 @@ def begin(run: Run) -> State:
 
 def look(run: Run, state: State) -> tuple[Tensor, Tensor]:
     """Which labels are visible, and the input with them written over the state."""
-    age = state.step - state.selected_at
-    visible = (age >= 1) & (age <= run.horizon) & run.written  # selected at e: seen by steps e + 1 .. e + H
+    visible = state.selected_at < (state.step if run.written else 0)  # selected at e: seen by steps e + 1 .. e + H
+    if run.horizon < math.inf:
+        visible &= state.selected_at >= state.step - run.horizon
     return visible, torch.where(visible, state.labels, state.tokens)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limpet.process import LOG_LINEAR, Schedule
 
-Needed = Callable[[], Tensor | None]  # flat positions (R,) whose features will be read; None for all of them
+Needed = Callable[[], Tensor | None]  # flat positions (R,), ascending, whose features will be read; None for all
 
 
 class Tokenizer(Protocol):

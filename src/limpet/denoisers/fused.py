@@ -1,8 +1,9 @@
 """The Duo body on a GPU: matrix products, attention, and two Triton kernels for everything that stands between them.
 
-It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gate, the norm and
-the modulation are one pass over a position; the rotation is done in place; one product makes the modulations of all
-blocks. After the last attention nothing mixes positions, so the rest is done only at those that will be read.
+It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm and
+the modulation are one pass over a position, and the sum is stored once a block; the rotation is done in place; one
+product makes the modulations of all blocks. The last block mixes positions only through its keys and values, so its
+queries and all that follows are done only at the positions that will be read.
 Every intermediate outside matrix products and attention is float32."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
@@ -16,7 +17,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
 from limpet.fast import Replay
 
@@ -28,82 +31,106 @@ ATTENTION = [  # the fastest that takes the shape and the precision
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
 
+Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
+
 
 class FusedBody:
     """`Network.body` of one network, where its weights are now."""
 
     def __init__(self, network: Network) -> None:
-        self.network = network
+        self.network, self.heads = network, network.shape.heads
         self.blocks = cast("list[Block]", list(network.blocks))
         modulations = [block.adaLN_modulation for block in self.blocks] + [network.output_layer.adaLN_modulation]
         self.weight = torch.cat([linear.weight.detach() for linear in modulations])
         self.bias = torch.cat([linear.bias.detach() for linear in modulations])
+        width = network.shape.width
+        self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.trunk = Replay(self._trunk)
 
     def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""
-        x, attended, modulation = self.trunk(tokens, sigma)
+        x, normed, keys, modulation = self.trunk(tokens, sigma)
         gate_attn, shift_mlp, scale_mlp, gate_mlp, shift, scale = modulation[:, -6:].unbind(1)
         block, norm = self.blocks[-1], self.network.output_layer.norm_final
         index = needed()
-        features = torch.empty(x.shape, dtype=modulation.dtype, device=x.device)
+        features = torch.empty_like(normed)
         if index is not None and not len(index):
             return features
-        rows = attended.flatten(0, 1) if index is None else attended.flatten(0, 1).index_select(0, index)
-        update = block.attn_out(rows)
-        normed = _normed(x, update, gate_attn, block.norm2, shift_mlp, scale_mlp, torch.empty_like(rows), index)
-        return _normed(x, _mlp(block, normed), gate_mlp, norm, shift, scale, features, index, scatter=True)
+        rows = normed.flatten(0, 1) if index is None else normed.flatten(0, 1).index_select(0, index)
+        queries = F.linear(rows, self.to_queries)
+        self._rotate(queries, tokens.shape[1], index)
+        attended = (gate_attn, block.attn_out(_attended(queries, keys, self.heads, index)))
+        normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, torch.empty_like(rows), index)
+        updates = [attended, (gate_mlp, _mlp(block, normed))]
+        return _normed(x, updates, norm, shift, scale, features, index, scatter=True)
 
-    def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All that mixes positions: (B, L, width) residual stream and last attention, (B, parts, width) modulation."""
-        network, heads = self.network, self.network.shape.heads
+    def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Up to the last block's keys and values: the (B, L, width) residual stream and what its queries are made of,
+        (B, L, 2 width) keys and values, (B, parts, width) modulations."""
+        network = self.network
+        width, length = network.shape.width, tokens.shape[1]
         cond = network.sigma_map(sigma).to(self.weight.dtype)
-        modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, network.shape.width))
-        cos, sin = self._rotary(tokens.shape[1])
-        x = network.vocab_embed(tokens)
-        normed = torch.empty(x.shape, dtype=modulation.dtype, device=x.device)
-        update = gate = None
+        modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
+        x = torch.empty(*tokens.shape, width, device=tokens.device)
+        normed = torch.empty_like(x, dtype=modulation.dtype)
+        updates: list[Gated] = []
         for block, part in zip(self.blocks, modulation.split(6, 1), strict=False):
             shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = part.unbind(1)
-            qkv = block.attn_qkv(_normed(x, update, gate, block.norm1, shift_attn, scale_attn, normed))
-            attended = _attended(qkv, heads, cos, sin)
+            embedded = None if updates else (network.vocab_embed.embedding, tokens)
+            _normed(x, updates, block.norm1, shift_attn, scale_attn, normed, embedded=embedded, store=True)
             if block is self.blocks[-1]:
                 break
-            _normed(x, block.attn_out(attended), gate_attn, block.norm2, shift_mlp, scale_mlp, normed)
-            update, gate = _mlp(block, normed), gate_mlp
-        return x, attended, modulation
+            qkv = block.attn_qkv(normed)
+            self._rotate(qkv[..., : 2 * width], length)
+            attended = (gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads)))
+            _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, normed)
+            updates = [attended, (gate_mlp, _mlp(block, normed))]
+        keys = F.linear(normed, self.to_keys)
+        self._rotate(keys[..., :width], length)
+        return x, normed, keys, modulation
 
-    def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, rounded as `duo._rotate` rounds them."""
-        if length not in self.tables:
+    def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
+        """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
+        if length not in self.tables:  # rounded as `duo._rotate` rounds them
             cos, sin = self.network.rotary_emb(length)
             self.tables[length] = cos.to(self.weight.dtype), sin.to(self.weight.dtype)
-        return self.tables[length]
+        cos, sin = self.tables[length]
+        half = cos.shape[1]
+        pairs = x.shape[-1] // 2
+        _rotate_kernel[(x.shape[:-1].numel(),)](
+            x, cos, sin, x if index is None else index, length, x.stride(-2), PAIRS=pairs, HALF=half,
+            BLOCK=triton.next_power_of_2(pairs), GATHER=index is not None, num_warps=4,
+        )  # fmt: skip
 
 
 def _normed(
-    x: Tensor, update: Tensor | None, gate: Tensor | None, norm: Norm, shift: Tensor, scale: Tensor, out: Tensor,
-    index: Tensor | None = None, scatter: bool = False,
+    x: Tensor, updates: list[Gated], norm: Norm, shift: Tensor, scale: Tensor, out: Tensor,
+    index: Tensor | None = None, *, scatter: bool = False, store: bool = False,
+    embedded: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Add the gated update to x, in place; the modulated norm of the sum, into `out`.
+    """The modulated norm of x, or of an embedding of tokens, with at most two updates added, into `out`.
 
-    With an index of flat positions, `update` and `out` have one row for each of them; to scatter is to write each row
-    of `out` at its position instead."""
+    The sum can be stored as x. With an index of flat positions, updates and `out` have one row for each of them; to
+    scatter is to write each row of `out` at its position instead."""
     width = x.shape[-1]
     rows = x.shape[:-1].numel() if index is None else len(index)
+    source, tokens = (x, x) if embedded is None else embedded
+    (first_gate, first), (second_gate, second) = [*updates, (shift, x), (shift, x)][:2]
     _norm_kernel[(rows,)](
-        x, x if update is None else update, shift if gate is None else gate, norm.weight, shift, scale, out,
+        source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x, out,
         x if index is None else index, x.shape[1], shift.stride(0), WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        UPDATE=update is not None, GATHER=index is not None, SCATTER=scatter, num_warps=4,
+        EMBED=embedded is not None, UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter,
+        num_warps=2,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _norm_kernel(
-    x, update, gate, weight, shift, scale, out, index, length, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    UPDATE: tl.constexpr, GATHER: tl.constexpr, SCATTER: tl.constexpr,
+    source, tokens, first_gate, first, second_gate, second, weight, shift, scale, x, out, index, length, stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EMBED: tl.constexpr, UPDATES: tl.constexpr, STORE: tl.constexpr,
+    GATHER: tl.constexpr, SCATTER: tl.constexpr,
 ):  # fmt: skip
     """One position each; layer norm's own epsilon."""
     row = tl.program_id(0).to(tl.int64)
@@ -111,10 +138,15 @@ def _norm_kernel(
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
     sample = (position // length) * stride + i
-    value = tl.load(x + position * WIDTH + i, inside, other=0.0)
-    if UPDATE:
-        gated = tl.load(gate + sample, inside, other=0.0).to(tl.float32)
-        value += gated * tl.load(update + row * WIDTH + i, inside, other=0.0).to(tl.float32)
+    origin = tl.load(tokens + position) if EMBED else position
+    value = tl.load(source + origin * WIDTH + i, inside, other=0.0)
+    if UPDATES > 0:
+        gate = tl.load(first_gate + sample, inside, other=0.0).to(tl.float32)
+        value += gate * tl.load(first + row * WIDTH + i, inside, other=0.0).to(tl.float32)
+    if UPDATES > 1:
+        gate = tl.load(second_gate + sample, inside, other=0.0).to(tl.float32)
+        value += gate * tl.load(second + row * WIDTH + i, inside, other=0.0).to(tl.float32)
+    if STORE:
         tl.store(x + position * WIDTH + i, value, inside)
     centred = tl.where(inside, value - tl.sum(value, 0) / WIDTH, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + 1e-5) * tl.load(weight + i, inside, other=0.0)
@@ -124,33 +156,49 @@ def _norm_kernel(
     tl.store(out + target, moved.to(out.dtype.element_ty), inside)
 
 
-def _attended(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """`duo.attend`; queries and keys are rotated where they lie."""
-    batch, length, _ = qkv.shape
-    half = cos.shape[1]
-    _rotate_kernel[(batch * length,)](
-        qkv, cos, sin, length, PAIRS=2 * heads * half, HALF=half, BLOCK=triton.next_power_of_2(2 * heads * half),
-        num_warps=4,
-    )  # fmt: skip
-    q, k, v = qkv.view(batch, length, 3, heads, 2 * half).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, L, 2 half)
-    with sdpa_kernel(ATTENTION, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-
 @triton.jit
-def _rotate_kernel(qkv, cos, sin, length, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """One position each: the queries of all heads, then the keys, each head's two halves rotated against each other."""
+def _rotate_kernel(
+    x, cos, sin, index, length, stride, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    GATHER: tl.constexpr,
+):  # fmt: skip
+    """One position each: every head's two halves rotated against each other."""
     row = tl.program_id(0).to(tl.int64)
+    position = tl.load(index + row).to(tl.int64) if GATHER else row
     pair = tl.arange(0, BLOCK)
     inside = pair < PAIRS
-    first = row * (3 * PAIRS) + pair // HALF * (2 * HALF) + pair % HALF
-    angle = (row % length) * HALF + pair % HALF
+    first = row * stride + pair // HALF * (2 * HALF) + pair % HALF
+    angle = (position % length) * HALF + pair % HALF
     c = tl.load(cos + angle, inside, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, inside, other=0.0).to(tl.float32)
-    a = tl.load(qkv + first, inside, other=0.0).to(tl.float32)
-    b = tl.load(qkv + first + HALF, inside, other=0.0).to(tl.float32)
-    tl.store(qkv + first, (a * c - b * s).to(qkv.dtype.element_ty), inside)
-    tl.store(qkv + first + HALF, (b * c + a * s).to(qkv.dtype.element_ty), inside)
+    a = tl.load(x + first, inside, other=0.0).to(tl.float32)
+    b = tl.load(x + first + HALF, inside, other=0.0).to(tl.float32)
+    tl.store(x + first, (a * c - b * s).to(x.dtype.element_ty), inside)
+    tl.store(x + first + HALF, (b * c + a * s).to(x.dtype.element_ty), inside)
+
+
+def _attended(q: Tensor, kv: Tensor, heads: int, index: Tensor | None = None) -> Tensor:
+    """Attention of rotated queries to (B, L, 2 width) keys and values. The queries are those of all positions, or of
+    an index of them, in order; the result has their rows."""
+    batch, length, _ = kv.shape
+    k, v = kv.unflatten(-1, (2, heads, -1)).unbind(2)  # (B, L, heads, head width)
+    if index is None:
+        q, k, v = q.view(k.shape).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        with sdpa_kernel(ATTENTION, set_priority=True):
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    q, k, v = q.unflatten(-1, (heads, -1)), k.flatten(0, 1), v.flatten(0, 1)
+    if _packs(q, k, v):
+        starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+        queries_before = torch.searchsorted(index, starts, out_int32=True)
+        return cast(Tensor, varlen_attn(q, k, v, queries_before, starts, length, length)).flatten(1)
+    every = torch.zeros_like(k)
+    every[index.long()] = q
+    return _attended(every, kv, heads).flatten(0, 1).index_select(0, index)
+
+
+def _packs(*parts: Tensor) -> bool:
+    """Whether flash attention takes these (rows, heads, head width) queries, keys and values."""
+    q, k, v = (part[None].transpose(1, 2) for part in parts)
+    return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
 
 
 def _mlp(block: Block, x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Planned(Transition):
 def plan(transition: Transition) -> Planned:
     """Toss coin one everywhere and pack the positions where it moves or the law is inspected."""
     tokens, device = transition.tokens.contiguous(), transition.tokens.device
-    needed = torch.empty(tokens.numel(), dtype=torch.uint8, device=device)
+    needed = torch.empty(tokens.numel(), dtype=torch.int32, device=device)
     index = torch.empty(tokens.numel(), dtype=torch.int32, device=device)
     outcome = Outcome(torch.empty_like(tokens), torch.empty_like(tokens), torch.empty_like(tokens, dtype=torch.float64))
     grid = (triton.cdiv(tokens.numel(), 1024),)

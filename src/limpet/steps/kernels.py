@@ -51,7 +51,7 @@ def plan(
     u, _ = _uniforms(seed, step, i % length, sample, COINS)
     moves = (u < _number(move)) & (tl.load(revise + i, inside, other=0) != 0)
     looks = tl.load(inspect + i, inside, other=0) != 0
-    tl.store(needed + i, (moves | looks).to(tl.uint8), inside)
+    tl.store(needed + i, (moves | looks).to(tl.int32), inside)
     tl.store(moved + i, tl.load(tokens + i, inside, other=0), inside)
     tl.store(top + i, tl.zeros([BLOCK], tl.int64), inside)
     tl.store(deficit + i, tl.full([BLOCK], INFINITY, tl.float64), inside)
@@ -242,7 +242,7 @@ def rows(
 
     best = tl.full([BLOCK], -INFINITY, FLOAT)
     at = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, WHOLE, BLOCK):
+    for start in tl.range(0, WHOLE, BLOCK, loop_unroll_factor=8):
         best, at = _larger(best, at, row, start + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, False)
     if WHOLE < VOCAB:
         best, at = _larger(best, at, row, WHOLE + lanes, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT, True)
@@ -251,9 +251,9 @@ def rows(
     at_z = tl.exp(_logits(row, z, seen, shift, VOCAB, WIDTH, CONVERT, FLOAT) - largest)
     mass = tl.zeros([BLOCK], tl.float64)
     ahead = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, WHOLE, BLOCK):
+    for start in tl.range(0, WHOLE, BLOCK, loop_unroll_factor=8):  # backwards: what was read last is still near
         mass, ahead = _heavier(
-            mass, ahead, row, start + lanes, largest, z, at_z, seen, shift,
+            mass, ahead, row, WHOLE - BLOCK - start + lanes, largest, z, at_z, seen, shift,
             VOCAB, WIDTH, NUCLEUS, CONVERT, FLOAT, False,
         )  # fmt: skip
     if WHOLE < VOCAB:
