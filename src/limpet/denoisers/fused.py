@@ -31,6 +31,8 @@ ATTENTION = [  # the fastest that takes the shape and the precision
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
 
+SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
+
 Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
 
 
@@ -46,20 +48,28 @@ class FusedBody:
         width = network.shape.width
         self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.trunk = Replay(self._trunk)
+        self.trunk, self.whole = Replay(self._trunk), Replay(self._whole)
 
     def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""
+        if tokens.is_cuda and tokens.numel() <= SMALL:
+            return self.whole(tokens, sigma)[0].clone()
         x, normed, keys, modulation = self.trunk(tokens, sigma)
+        return self._features(x, normed, keys, modulation, needed())
+
+    def _whole(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor]:
+        return (self._features(*self._trunk(tokens, sigma), None),)
+
+    def _features(self, x: Tensor, normed: Tensor, keys: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
+        """The rest of the last block and the last norm, at an index of flat positions or everywhere."""
         gate_attn, shift_mlp, scale_mlp, gate_mlp, shift, scale = modulation[:, -6:].unbind(1)
         block, norm = self.blocks[-1], self.network.output_layer.norm_final
-        index = needed()
         features = torch.empty_like(normed)
         if index is not None and not len(index):
             return features
         rows = normed.flatten(0, 1) if index is None else normed.flatten(0, 1).index_select(0, index)
         queries = F.linear(rows, self.to_queries)
-        self._rotate(queries, tokens.shape[1], index)
+        self._rotate(queries, x.shape[1], index)
         attended = (gate_attn, block.attn_out(_attended(queries, keys, self.heads, index)))
         normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, torch.empty_like(rows), index)
         updates = [attended, (gate_mlp, _mlp(block, normed))]
