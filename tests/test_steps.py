@@ -428,6 +428,7 @@ def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
         return some
 
     monkeypatch.setattr(lazy, "CHUNK", 7 * 9 + 3)
+    monkeypatch.setattr(lazy, "PIECE", 2 * 9 + 1)
     parts = lazy.advance(head, features, transition)
     assert most == 7
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))

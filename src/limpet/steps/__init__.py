@@ -66,7 +66,11 @@ Planner = Callable[[Transition], Transition]
 
 def logits_at(head: Head, features: Tensor, transition: Transition, sample: Tensor, position: Tensor) -> Tensor:
     """(R, V): the log law, up to a constant, of some rows, in float32 or better, leave-one-out whatever the model."""
-    logits = head(features[sample, position])
+    return log_law(head(features[sample, position]), transition, sample, position)
+
+
+def log_law(logits: Tensor, transition: Transition, sample: Tensor, position: Tensor) -> Tensor:
+    """`logits_at`, from what the head said of these rows."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if transition.convert:
         logits = process.leave_one_out_logits(logits, transition.seen[sample, position], transition.signal_t)

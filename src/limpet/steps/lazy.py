@@ -6,15 +6,17 @@ float32), sums are float64."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from limpet import support
-from limpet.steps import DRAW, STAY, Head, Outcome, Transition, coin_two, inverse_cdf, logits_at, routes
+from limpet.steps import DRAW, STAY, Head, Outcome, Transition, coin_two, inverse_cdf, log_law, routes
 from limpet.streams import Purpose, uniform_token
 
-CHUNK = 2**23  # weights held at once: rows x vocabulary
+CHUNK = 2**23  # logits that the head makes at once: rows x vocabulary
+PIECE = 2**20  # of those, what a CPU works on at once: more would leave its caches, and be asked anew of the system
 
 
 def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
@@ -23,9 +25,9 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
     tokens = transition.tokens.clone()
     top = torch.zeros_like(tokens)
     deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
-    for rows in torch.split(needed, max(1, CHUNK // transition.vocab_size)):
+    for rows, said in _pieces(head, features, needed, transition.vocab_size):
         sample, position = rows.unbind(-1)
-        logits = logits_at(head, features, transition, sample, position)
+        logits = log_law(said, transition, sample, position)
         largest, top[sample, position] = logits.max(-1)
         weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)
@@ -38,6 +40,16 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
             weights, total, route[sample, position], second[sample, position], sample, position, transition
         )
     return Outcome(tokens, top.masked_fill(~transition.inspect, 0), deficit.masked_fill(~transition.inspect, math.inf))
+
+
+def _pieces(head: Head, features: Tensor, needed: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The needed rows, a few at a time, and what the head says of them. The head takes many at once: it reads all its
+    weights for every call."""
+    many = max(1, CHUNK // vocab_size)
+    few = max(1, PIECE // vocab_size) if needed.device.type == "cpu" else many
+    for rows in torch.split(needed, many):
+        said = head(features[tuple(rows.unbind(-1))])
+        yield from zip(torch.split(rows, few), torch.split(said, few), strict=True)
 
 
 def _move(
