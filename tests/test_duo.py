@@ -161,6 +161,18 @@ def test_head_of_some_positions_is_some_of_the_head():
     assert not features.requires_grad
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("some", [[0, 6, 7, 13, 47], [9], [40, 41], list(range(48)), []])
+def test_the_body_can_be_asked_for_some_positions(precision, some):
+    """Every sample has its own time; rows may round as another number of them does."""
+    model = Duo(random_network(), precision=precision)
+    every = model.body(random_tokens(), TIMES)
+    features = model.body_at(random_tokens(), TIMES, lambda: torch.tensor(some, dtype=torch.int32))
+    assert features.shape == every.shape
+    most = 1e-5 if precision == "float32" else 2e-2
+    torch.testing.assert_close(features.flatten(0, 1)[some], every.flatten(0, 1)[some], rtol=most, atol=most)
+
+
 def test_other_lengths_run():
     model = Duo(random_network())
     assert model.logits(random_tokens()[:, :5], 0.5).shape == (4, 5, TINY.vocab_size)

@@ -17,7 +17,7 @@ import limpet
 import literal
 import plain
 from limpet import Policy, Selection, process, support
-from limpet.denoisers import Denoiser
+from limpet.denoisers import Denoiser, Needed
 from limpet.denoisers.exact import Markov, Mixture
 from limpet.denoisers.sources import source
 from limpet.sampler import NEVER, Info, Run, State, begin, generate
@@ -52,6 +52,29 @@ class Posterior(Denoiser):
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+
+class Forgetful(Denoiser):
+    """A source whose features are nan wherever a step did not say that it would read them."""
+
+    def __init__(self, inner: Denoiser) -> None:
+        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
+        self.name, self.digest = "forgetful", "forgetful"
+        self.forgotten = 0
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        raise AssertionError("the sampler says what it needs")
+
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+        features, index = self.inner.body(tokens, t).flatten(0, 1), needed()
+        kept = torch.full_like(features, math.nan)
+        every = torch.arange(len(features)) if index is None else index
+        kept[every] = features[every]
+        self.forgotten += len(features) - len(every)
+        return kept.view(*tokens.shape, -1)
 
     def head(self, features: Tensor) -> Tensor:
         return features
@@ -122,6 +145,16 @@ def agree(model: Denoiser, policy: Policy, n: int, fixed: dict[int, int], advanc
         chosen = out.selection.selected_at[i] != NEVER
         assert (out.selection.labels[i] * chosen).tolist() == as_tensor(one.labels, model.length, 0)
         assert out.selected[i] == len(one.selected_at)
+
+
+@pytest.mark.parametrize("policy", VARIED, ids=lambda policy: short(policy))
+def test_a_step_reads_only_what_it_asked_for(policy: Policy) -> None:
+    forgetful = Forgetful(MODELS["mixture"])
+    one, other = (limpet.sample(model, policy, n=3, seed=SEED) for model in (MODELS["mixture"], forgetful))
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.selection.selected_at, other.selection.selected_at)
+    assert torch.equal(one.selection.labels, other.selection.labels)
+    assert forgetful.forgotten > 0 or policy.nfe == 2
 
 
 def short(policy: Policy) -> str:

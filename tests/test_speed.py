@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,28 +36,45 @@ def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> N
     assert costs["bare"].ratio == 1
 
 
-def test_contenders_run_in_turns_after_a_short_run_of_each() -> None:
-    made: list[tuple[str, int]] = []
+def test_contenders_take_turns_call_by_call_after_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds are those of the long runs alone, each contender's own: here a call of b takes three ticks."""
+    monkeypatch.setattr(speed, "WARM", 1)
+    clock = [0.0]
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
+    made = ""
 
-    def contender(name: str) -> speed.Calls:
-        return lambda calls: float(bool(made.append((name, calls))))
+    def contender(name: str, ticks: float) -> speed.Calls:
+        def calls(nfe: int) -> Iterator[float]:
+            nonlocal made
+            for number in range(nfe):
+                made += name
+                clock[0] += ticks
+                yield number / 2
 
-    speed.measure({"a": contender("a"), "b": contender("b")}, 8, 10, 2, torch.device("cpu"))
-    assert made == [("a", 4), ("a", 8), ("b", 4), ("b", 8), ("a", 8), ("b", 8)]
+        return calls
+
+    costs = speed.measure({"a": contender("a", 1), "b": contender("b", 3)}, 3, 10, 2, torch.device("cpu"))
+    assert made == "ab" + "ababab" * 2
+    assert [(cost.seconds, cost.ratios, cost.head_rows) for cost in costs.values() if cost] == [
+        (3, (1, 1), 0.5),
+        (9, (3, 3), 0.5),
+    ]
 
 
 def test_what_does_not_fit_is_none_and_the_others_are_timed() -> None:
-    def large(calls: int) -> float:
+    def large(nfe: int) -> Iterator[float]:
+        yield 1.0
         raise torch.OutOfMemoryError
 
-    costs = speed.measure({"a": lambda calls: 1.0, "b": large}, 8, 10, 2, torch.device("cpu"))
+    costs = speed.measure({"a": lambda nfe: iter([1.0] * nfe), "b": large}, 8, 10, 2, torch.device("cpu"))
     assert costs["b"] is None
     assert costs["a"] is not None
+    assert costs["a"].head_rows == 1
 
 
 def test_bare_forwards_are_as_many_as_asked(model: Duo) -> None:
     made = []
-    speed.forwards(model, lambda tokens, sigma: made.append(model.network(tokens, sigma).shape), batch=2)(5)
+    list(speed.forwards(model, lambda tokens, sigma: made.append(model.network(tokens, sigma).shape), batch=2)(5))
     assert made == [(2, 16, 300)] * 5
 
 

@@ -32,7 +32,7 @@ def has_triton(device: torch.device | str) -> bool:
 
 def parts(network: Network, device: torch.device) -> Parts:
     """The network's own parts, or on a GPU faster ones that compute the same."""
-    plain = Parts(lambda tokens, sigma, needed: network.body(tokens, sigma), network.head)
+    plain = Parts(lambda tokens, sigma, needed: network.body(tokens, sigma, needed()), network.head)
     if device.type != "cuda":
         return plain
     head = AlignedHead(network.output_layer.linear)

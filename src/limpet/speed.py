@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ WARM = 4  # calls before the clock starts, so that everything has compiled
 SEED = 8200
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (B, L) tokens, (B,) sigma -> (B, L, V) logits
-Calls = Callable[[int], float]  # make this many calls of the network; the fraction of head rows they evaluated
+Calls = Callable[[int], Iterator[float]]  # this many calls of the network, one by one, each with its share of head rows
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class Whole(Denoiser):
 def generation(model: Denoiser, policy: Policy, batch: int, advance: Backend | None = None) -> Calls:
     """Whole generations of one batch, from noise to the readout."""
 
-    def calls(nfe: int) -> float:
+    def calls(nfe: int) -> Iterator[float]:
         counted = Counted(model)
         fixed = torch.full((batch, model.length), -1, device=model.device)
         stream = Stream(SEED, torch.arange(batch, device=model.device))
         for _ in sampler.generate(prepare(counted, policy.but(nfe=nfe), stream, fixed, advance=advance)):
-            pass
-        return counted.rows / (nfe * batch * model.length)
+            yield counted.rows / fixed.numel()
+            counted.rows = 0
 
     return calls
 
@@ -82,10 +83,10 @@ def forwards(model: Duo, forward: Forward, batch: int) -> Calls:
     tokens = torch.randint(model.vocab_size, (batch, model.length), device=model.device)
     sigma = torch.full((batch,), 0.7, device=model.device)
 
-    def calls(nfe: int) -> float:
+    def calls(nfe: int) -> Iterator[float]:
         for _ in range(nfe):
             forward(tokens, sigma)
-        return 1.0
+            yield 1.0
 
     return calls
 
@@ -113,26 +114,41 @@ def side_by_side(
 def measure(
     contenders: Mapping[str, Calls], nfe: int, tokens: int, runs: int, device: torch.device
 ) -> dict[str, Cost | None]:
-    """Run the contenders in turns; the first is what the others are compared with."""
+    """Run the contenders in turns; the first is what the others are compared with. On a CPU a turn is one call, so
+    that what slows the machine down for a while slows all of them; on a GPU, where calls are launched and not waited
+    for, it is a whole generation."""
+    groups = [list(contenders)] if device.type == "cpu" else [[name] for name in contenders]
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, float | None] = {}
     rows: dict[str, float] = {}
     too_large: set[str] = set()
-    with torch.inference_mode():
-        for turn in range(runs):
-            for name, calls in contenders.items():
-                if name in too_large:
-                    continue
-                try:
-                    if turn == 0:
-                        calls(min(nfe, WARM))
-                    _settle(device)
-                    begun = time.perf_counter()
-                    rows[name] = calls(nfe)
+
+    def run(names: list[str], nfe: int) -> None:
+        taken, shares = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        running = {name: contenders[name](nfe) for name in names}
+        for number, name in itertools.product(range(nfe), names):
+            if name in too_large:
+                continue
+            begun = time.perf_counter()
+            try:
+                shares[name] += next(running[name])
+                if number == nfe - 1:
                     peaks[name] = _peak(device)
-                    seconds[name].append(time.perf_counter() - begun)
-                except torch.OutOfMemoryError:
-                    too_large.add(name)
+            except torch.OutOfMemoryError:
+                too_large.add(name)
+            taken[name] += time.perf_counter() - begun
+        for name in set(names) - too_large:
+            seconds[name].append(taken[name])
+            rows[name] = shares[name] / nfe
+
+    with torch.inference_mode():
+        for turn, group in itertools.product(range(runs), groups):
+            if turn == 0:
+                run(group, min(nfe, WARM))
+                for name in group:
+                    seconds[name].clear()
+            _settle(device)
+            run(group, nfe)
     first = seconds[next(iter(contenders))]
 
     def cost(name: str, taken: list[float]) -> Cost:

@@ -22,6 +22,8 @@ from limpet.errors import LimpetError
 from limpet.fast import Parts, parts
 from limpet.process import LOG_LINEAR, Schedule
 
+Rows = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples and (R,) places in them
+
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -124,11 +126,17 @@ class Block(nn.Module):
         )
         self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
 
-    def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], at: Rows | None = None) -> Tensor:
         modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
         qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attn, scale_attn))
-        x = x + gate_attn * self.attn_out(attend(qkv, self.heads, rotary))
+        mixed = attend(qkv, self.heads, rotary)
+        if at is not None:  # from here on nothing mixes positions: only some of them, (R, width), go on
+            x, mixed = x[at], mixed[at]
+            gate_attn, shift_mlp, scale_mlp, gate_mlp = (
+                part[at[0], 0] for part in (gate_attn, shift_mlp, scale_mlp, gate_mlp)
+            )
+        x = x + gate_attn * self.attn_out(mixed)
         x = x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
         return x
 
@@ -152,8 +160,10 @@ class OutputLayer(nn.Module):
         self.linear = Linear(shape.width, shape.vocab_size)
         self.adaLN_modulation = Linear(shape.cond, 2 * shape.width)
 
-    def forward(self, x: Tensor, cond: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cond: Tensor, at: Rows | None = None) -> Tensor:
         shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, -1)
+        if at is not None:
+            shift, scale = shift[at[0], 0], scale[at[0], 0]
         return _modulate(self.norm_final(x), shift, scale)
 
 
@@ -174,15 +184,22 @@ class Network(nn.Module):
             if "adaLN_modulation" in name or name.startswith("output_layer.linear"):
                 nn.init.zeros_(parameter)
 
-    def body(self, tokens: Tensor, sigma: Tensor) -> Tensor:
-        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input."""
+    def body(self, tokens: Tensor, sigma: Tensor, index: Tensor | None = None) -> Tensor:
+        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input; with an index of flat positions,
+        only theirs, and the others hold anything."""
         x = self.vocab_embed(tokens)
         cond = self.sigma_map(sigma)
-        rotary = self.rotary_emb(tokens.shape[1])
-        for block in self.blocks:
-            x = block(x, cond, rotary)
-        features: Tensor = self.output_layer(x, cond)
-        return features
+        length = tokens.shape[1]
+        rotary = self.rotary_emb(length)
+        at = None if index is None else (index.long() // length, index.long() % length)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x, cond, rotary, at if number == len(self.blocks) else None)
+        features: Tensor = self.output_layer(x, cond, at)
+        if at is None:
+            return features
+        scattered = features.new_empty(*tokens.shape, features.shape[-1])
+        scattered[at] = features
+        return scattered
 
     def head(self, features: Tensor) -> Tensor:
         logits: Tensor = self.output_layer.linear(features)

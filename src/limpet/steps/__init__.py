@@ -122,8 +122,10 @@ def backends(device: torch.device | str) -> dict[str, Backend]:
 
 def fastest(device: torch.device | str) -> tuple[Planner, Backend]:
     """How a step is planned before the body has run, and how it is drawn afterwards."""
-    fused = _fused(device)
-    return (fused.plan, fused.advance) if fused else (unplanned, backends(device)["lazy"])
+    from limpet.steps import lazy
+
+    chosen = _fused(device) or lazy
+    return chosen.plan, chosen.advance
 
 
 def unplanned(transition: Transition) -> Transition:

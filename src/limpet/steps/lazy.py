@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -19,15 +20,36 @@ CHUNK = 2**23  # logits that the head makes at once: rows x vocabulary
 PIECE = 2**20  # of those, what a CPU works on at once: more would leave its caches, and be asked anew of the system
 
 
-def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
+@dataclass(frozen=True)
+class Planned(Transition):
+    """A transition whose first coin has been tossed."""
+
+    route: Tensor  # (B, L) STAY, DRAW or UNIFORM
+    second: Tensor  # (B, L) the uniform for coin two
+    rows: Tensor  # (R, 2) the samples and positions that need a law, in order
+
+    def needed(self) -> Tensor | None:
+        sample, position = self.rows.unbind(-1)
+        every = len(self.rows) == self.tokens.numel()
+        return None if every else sample * self.tokens.shape[1] + position
+
+
+def plan(transition: Transition) -> Planned:
+    """Toss coin one everywhere; the rows where it moves or the law is inspected."""
     route, second = routes(transition)
-    needed = ((route != STAY) | transition.inspect).nonzero()
-    tokens = transition.tokens.clone()
+    rows = ((route != STAY) | transition.inspect).nonzero()
+    given = {field.name: getattr(transition, field.name) for field in fields(Transition)}
+    return Planned(**given, route=route, second=second, rows=rows)
+
+
+def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
+    planned = transition if isinstance(transition, Planned) else plan(transition)
+    route, second, tokens = planned.route, planned.second, planned.tokens.clone()
     top = torch.zeros_like(tokens)
     deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
-    for rows, said in _pieces(head, features, needed, transition.vocab_size):
+    for rows, said in _pieces(head, features, planned.rows, planned.vocab_size):
         sample, position = rows.unbind(-1)
-        logits = log_law(said, transition, sample, position)
+        logits = log_law(said, planned, sample, position)
         largest, top[sample, position] = logits.max(-1)
         weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)
@@ -37,9 +59,9 @@ def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
         if len(moves) < len(rows):
             weights, total, sample, position = weights[moves], total[moves], sample[moves], position[moves]
         tokens[sample, position] = _move(
-            weights, total, route[sample, position], second[sample, position], sample, position, transition
+            weights, total, route[sample, position], second[sample, position], sample, position, planned
         )
-    return Outcome(tokens, top.masked_fill(~transition.inspect, 0), deficit.masked_fill(~transition.inspect, math.inf))
+    return Outcome(tokens, top.masked_fill(~planned.inspect, 0), deficit.masked_fill(~planned.inspect, math.inf))
 
 
 def _pieces(head: Head, features: Tensor, needed: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
