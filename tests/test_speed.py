@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +91,15 @@ def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:
     assert own == sorted(own)
     assert 1 - largest[-1] < (1 - largest[0]) / 10
     assert torch.equal(speed.trained_like(SMALL).vocab_embed.embedding, model.network.vocab_embed.embedding)
+
+
+def test_the_table_of_the_documentation_is_the_committed_run() -> None:
+    pytest.importorskip("matplotlib")
+    root = Path(__file__).parents[1]
+    found = json.loads((root / "benchmarks/results/h200.json").read_text(encoding="utf-8"))
+    rows = list(runpy.run_path(str(root / "benchmarks/plot.py"))["table"](found))
+    assert len(rows) > 40
+    assert "\n".join(rows) in (root / "docs/speed.md").read_text(encoding="utf-8")
 
 
 def test_arithmetic_times_every_backend() -> None:

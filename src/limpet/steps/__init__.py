@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Transition:
     convert: bool  # the model predicts a posterior: take the evidence of `seen` out of it first
     stream: Stream
     step: int
+
+    def given(self) -> dict[str, Any]:
+        """These fields, for a plan that adds its own."""
+        return {field.name: getattr(self, field.name) for field in fields(Transition)}
 
     def needed(self) -> Tensor | None:
         """The flat positions whose features will be read, where a plan has found them."""

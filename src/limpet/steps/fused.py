@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -58,8 +58,7 @@ def plan(transition: Transition) -> Planned:
         rows.copy_(place[-1:], non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
-    given = {field.name: getattr(transition, field.name) for field in fields(Transition)}
-    return Planned(**given, index=index, rows=rows, ready=ready, outcome=outcome)
+    return Planned(**transition.given(), index=index, rows=rows, ready=ready, outcome=outcome)
 
 
 def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ def plan(transition: Transition) -> Planned:
     """Toss coin one everywhere; the rows where it moves or the law is inspected."""
     route, second = routes(transition)
     rows = ((route != STAY) | transition.inspect).nonzero()
-    given = {field.name: getattr(transition, field.name) for field in fields(Transition)}
-    return Planned(**given, route=route, second=second, rows=rows)
+    return Planned(**transition.given(), route=route, second=second, rows=rows)
 
 
 def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
