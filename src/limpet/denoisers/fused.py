@@ -82,7 +82,7 @@ class FusedBody:
         width, length = network.shape.width, tokens.shape[1]
         cond = network.sigma_map(sigma).to(self.weight.dtype)
         modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
-        x = torch.empty(*tokens.shape, width, device=tokens.device)
+        x = torch.empty(*tokens.shape, width, dtype=torch.float32, device=tokens.device)
         normed = torch.empty_like(x, dtype=modulation.dtype)
         updates: list[Gated] = []
         for block, part in zip(self.blocks, modulation.split(6, 1), strict=False):
