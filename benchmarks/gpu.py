@@ -153,7 +153,7 @@ def check_path(precision: Literal["float32", "bfloat16"]) -> dict[str, Any]:
         "tokens": one.tokens.numel(),
         "tokens differ": int((one.tokens != other.tokens).sum()),
         "selected when": int((one.selected_at != other.selected_at).sum()),
-        "head rows": [denoiser.rows / 16 / fixed.numel() for denoiser in counted],
+        "head rows": [denoiser.rows / run.policy.nfe / fixed.numel() for denoiser in counted],
     }
 
 

@@ -123,7 +123,8 @@ def measure(
     rows: dict[str, float] = {}
     too_large: set[str] = set()
 
-    def run(names: list[str], nfe: int) -> None:
+    def run(names: list[str], nfe: int) -> dict[str, float]:
+        """The seconds of those that fit."""
         taken, shares = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
         running = {name: contenders[name](nfe) for name in names}
         for number, name in itertools.product(range(nfe), names):
@@ -137,18 +138,16 @@ def measure(
             except torch.OutOfMemoryError:
                 too_large.add(name)
             taken[name] += time.perf_counter() - begun
-        for name in set(names) - too_large:
-            seconds[name].append(taken[name])
-            rows[name] = shares[name] / nfe
+        rows.update((name, share / nfe) for name, share in shares.items())
+        return {name: total for name, total in taken.items() if name not in too_large}
 
     with torch.inference_mode():
         for turn, group in itertools.product(range(runs), groups):
             if turn == 0:
                 run(group, min(nfe, WARM))
-                for name in group:
-                    seconds[name].clear()
             _settle(device)
-            run(group, nfe)
+            for name, total in run(group, nfe).items():
+                seconds[name].append(total)
     first = seconds[next(iter(contenders))]
 
     def cost(name: str, taken: list[float]) -> Cost:

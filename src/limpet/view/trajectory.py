@@ -27,7 +27,7 @@ from limpet.errors import LimpetError
 from limpet.policy import Policy
 from limpet.sampler import NEVER
 from limpet.samples import Given, given_tokens, prepare
-from limpet.steps import Backend, Head, Outcome, Transition, lazy, logits_at
+from limpet.steps import Backend, Head, Outcome, Transition, lazy, log_law
 from limpet.streams import Stream
 
 FORMAT, VERSION = "limpet trajectory", 1
@@ -262,7 +262,7 @@ def _noting(candidates: int, noted: list[tuple[Tensor, Tensor]]) -> Backend:
     def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
         logits = head(features)  # of every position, once, for the step and for the viewer
         sample, position = torch.ones_like(transition.inspect).nonzero(as_tuple=True)
-        law = logits_at(_same, logits, transition, sample, position)
+        law = log_law(logits[sample, position], transition, sample, position)
         values, ids = law.topk(candidates, -1)
         noted.append((ids, (values - law.logsumexp(-1, keepdim=True)).exp()))
         return lazy.advance(_same, logits, transition)
