@@ -1,4 +1,4 @@
-# make demo: install and watch CRS beat its baselines. make test: install and check everything.
+# make demo: install and compare samplers. make test: install and check everything.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -20,6 +20,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test: check
 	$(BIN)/pytest -n 2 --durations=10

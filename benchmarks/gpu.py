@@ -17,39 +17,53 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from limpet import process, sampler, selector, speed, support
+from limpet import LimpetError, speed
+from limpet.denoisers import Wrapped
 from limpet.denoisers.duo import Duo, Shape
-from limpet.fast import AlignedHead
-from limpet.policy import Policy
-from limpet.samples import Counted, prepare
-from limpet.steps import Transition, fused, lazy
-from limpet.streams import Stream
+from limpet.denoisers.fast import AlignedHead
+from limpet.engine import selector
+from limpet.engine.path import Path as Walk
+from limpet.engine.path import generate, open_path
+from limpet.engine.steps import Backend, Input, Outcome, Transition, fused, lazy, trial
+from limpet.engine.streams import Stream
+from limpet.samplers import CRS, Native
+from limpet.samples import Counted
+from trained_like import released, trained_like
 
 CUDA = torch.device("cuda")
 VOCAB = 50258
 
 
-def transition(tokens: Tensor, vocab_size: int, **changes: Any) -> Transition:
+def transition(tokens: Tensor, **changes: Any) -> Transition:
     every = torch.ones_like(tokens, dtype=torch.bool)
-    stream = Stream(8200, torch.arange(len(tokens), device=tokens.device))
-    plain = Transition(
-        tokens=tokens, seen=tokens, revise=every, inspect=every, vocab_size=vocab_size, signal_t=0.4, signal_s=0.7,
-        top_p=1.0, boundary="released", convert=False, stream=stream, step=3,
-    )  # fmt: skip
-    return replace(plain, **changes)
+    plain: dict[str, Any] = {
+        "call": 3,
+        "tokens": tokens,
+        "revise": every,
+        "inspect": every,
+        "signal_t": 0.4,
+        "signal_s": 0.7,
+    }
+    return Transition(**(plain | changes))
 
 
-def same(rows: Tensor) -> Tensor:
-    return rows
+def shown(asked: Transition, vocab_size: int = VOCAB, convert: bool = False, seed: int = 8200) -> Input:
+    stream = Stream(seed, torch.arange(len(asked.tokens), device=CUDA))
+    return trial.input_of(asked, vocab_size, stream, convert)
+
+
+def path_of(model: Any, batch: int, length: int | None = None, backend: Backend | None = None) -> Walk:
+    fixed = torch.full((batch, length or model.length), -1, device=CUDA)
+    return open_path(model, Stream(8200, torch.arange(batch, device=CUDA)), fixed, backend)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -60,22 +74,64 @@ def check_step() -> dict[str, Any]:
     differ, and by how much a deficit does, relatively, at most."""
     found = {}
     generator = torch.Generator(CUDA).manual_seed(1)
-    laws = ((1.0, "released", False), (0.9, "released", False), (0.9, "paper", True), (0.3, "released", False))
-    for dtype, spread, (top_p, boundary, convert) in itertools.product(
+    laws = (
+        (1.0, "released", False, 1.0), (0.9, "released", False, 1.0), (0.9, "paper", True, 1.0),
+        (0.3, "released", False, 1.0), (1.0, "released", False, 0.8), (0.9, "paper", True, 0.8),
+    )  # fmt: skip
+    for dtype, spread, (top_p, boundary, convert, temperature) in itertools.product(
         (torch.bfloat16, torch.float32), (2.0, 6.0), laws
     ):
         logits = (torch.randn(8, 128, VOCAB, generator=generator, device=CUDA) * spread).to(dtype)
         tokens = torch.randint(VOCAB, (8, 128), generator=generator, device=CUDA)
         tokens[:, ::2] = logits[:, ::2].argmax(-1)
-        case = transition(tokens, VOCAB, top_p=top_p, boundary=boundary, convert=convert, signal_t=0.01)
-        one, other = (advance(same, logits, case) for advance in (lazy.advance, fused.advance))
-        found[f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"] = {
-            "rows": tokens.numel(),
-            "moved": int((one.tokens != tokens).sum()),
-            "tokens differ": int((one.tokens != other.tokens).sum()),
-            "argmax differ": int((one.top != other.top).sum()),
-            "deficit": float(((one.deficit - other.deficit).abs() / one.deficit.clamp(min=1e-12)).max()),
-        }
+        case = transition(tokens, top_p=top_p, boundary=boundary, temperature=temperature, signal_t=0.01)
+        one, other = (trial.step(each.BACKEND, logits, case, shown(case, convert=convert)) for each in (lazy, fused))
+        name = f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"
+        found[name if temperature == 1 else f"{name} temperature {temperature}"] = compared(tokens, one, other)
+    return found
+
+
+def compared(tokens: Tensor, one: Outcome, other: Outcome) -> dict[str, Any]:
+    return {
+        "rows": tokens.numel(),
+        "moved": int((one.tokens != tokens).sum()),
+        "tokens differ": int((one.tokens != other.tokens).sum()),
+        "argmax differ": int((one.top != other.top).sum()),
+        "deficit": float(((one.deficit - other.deficit).abs() / one.deficit.clamp(min=1e-12)).max()),
+    }
+
+
+class Spoiled(Wrapped):
+    """A model one of whose logits is nan in one call."""
+
+    def __init__(self, inner: Duo, call: int, place: int) -> None:
+        super().__init__(inner)
+        self.call, self.place, self.calls = call, place, 0
+
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Any) -> Tensor:
+        features = self.inner.body(tokens, t)
+        if self.calls == self.call:
+            features.view(-1, features.shape[-1])[self.place] = math.nan
+        self.calls += 1
+        return features
+
+
+def check_alarm() -> dict[str, str]:
+    """What a law that is none comes to, where CRS first looks everywhere and in the last call: one sentence each."""
+    model, found = Duo(trained_like(Shape(length=256, blocks=2))).to(CUDA), {}
+    sampler = CRS(nfe=8)
+    for call, place in ((sampler.early, 300), (7, 511)):
+        spoiled = Spoiled(model, call, place)
+        row, position = divmod(place, model.length)
+        wanted = f"in call {call} at position {position} of sample {row}"
+        try:
+            with torch.inference_mode():
+                for _ in generate(sampler, path_of(spoiled, 2)):
+                    pass
+            told = "nothing was raised"
+        except LimpetError as error:
+            told = f"raised after {spoiled.calls} calls" if wanted in str(error) else f"wrong: {error}"
+        found[wanted] = told
     return found
 
 
@@ -91,29 +147,14 @@ def check_select() -> dict[str, Any]:
     return {"cases": 24 * 64, "positions that differ": differ}
 
 
-def chi_square(counts: Tensor, law: Tensor) -> float:
-    """The p-value of Pearson's test; 0 where something impossible came."""
-    possible = law > 0
-    if counts[~possible].any():
-        return 0.0
-    expected = law[possible] * counts.sum()
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    freedom = torch.tensor(float(possible.sum() - 1), dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2)) if freedom else 1.0
-
-
 def check_laws() -> dict[str, float]:
     """A million draws a case against the exact reverse law, and the tail of a large law; p-values of Pearson's test."""
     found = {}
     laws = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
     for (row, values), top_p, boundary in itertools.product(enumerate(laws), (1.0, 0.65), ("released", "paper")):
         law = torch.tensor(values, dtype=torch.float64)
-        tokens = torch.ones(1000, 1000, dtype=torch.long, device=CUDA)
-        stream = Stream(row, torch.arange(1000, device=CUDA))
-        case = transition(tokens, 5, top_p=top_p, boundary=boundary, stream=stream)
-        drawn = fused.advance(same, law.log().float().to(CUDA).expand(1000, 1000, 5), case).tokens
-        exact = process.reverse_law(support.restrict(law, top_p, boundary), torch.tensor(1), 0.4, 0.7)
-        found[f"law {row} p {top_p} {boundary}"] = chi_square(torch.bincount(drawn.flatten().cpu(), minlength=5), exact)
+        fit = trial.fit(fused.BACKEND, law, top_p, boundary, seed=row, device=CUDA, shape=(1000, 1000))
+        found[f"law {row} p {top_p} {boundary}"] = fit
     found["tail of 1e-3 in 50 parts"] = tail()
     return found | {"smallest": min(found.values())}
 
@@ -124,10 +165,14 @@ def tail() -> float:
     weights[25000] = 1
     row = weights.log().float().to(CUDA)
     counts = torch.zeros(len(weights))
-    for step in range(8):
+    for call in range(8):
         tokens = torch.full((100, 1000), 25000, device=CUDA)
-        case = transition(tokens, len(weights), signal_t=1e-12, signal_s=1.0, step=step, inspect=tokens < 0)
-        drawn = fused.advance(lambda rows: row.expand(len(rows), -1), tokens[..., None].float(), case).tokens
+        case = transition(tokens, call=call, signal_t=1e-12, signal_s=1.0, inspect=tokens < 0)
+        outcome = trial.step(
+            fused.BACKEND, tokens[..., None].float(), case, shown(case, len(weights)),
+            lambda rows: row.expand(len(rows), -1),
+        )  # fmt: skip
+        drawn = outcome.tokens
         counts += torch.bincount(drawn.flatten().cpu(), minlength=len(weights))
 
     def parts(values: Tensor) -> Tensor:
@@ -135,25 +180,23 @@ def tail() -> float:
             [values[:25000].view(25, -1).sum(-1), values[25000:25001], values[25001:].view(25, -1).sum(-1)]
         )
 
-    return chi_square(parts(counts), parts(weights / weights.sum()))
+    return trial.chi_square(parts(counts), parts(weights / weights.sum()))
 
 
-def check_path(precision: Literal["float32", "bfloat16"]) -> dict[str, Any]:
+def check_path(precision: str, temperature: float = 1.0) -> dict[str, Any]:
     """Whole paths, fused and lazy, after the same body. Matrix products may round differently over another number of
     rows, and a path that has parted does not come back, so what is counted is where they differ in the end."""
-    model = Duo(speed.trained_like(Shape()), precision=precision).to(CUDA)
+    model = released(device=CUDA, precision=precision)
     counted = Counted(model), Counted(model)
-    fixed = torch.full((2, 256), -1, device=CUDA)
-    run = prepare(counted[0], Policy(nfe=16), Stream(8200, torch.arange(2, device=CUDA)), fixed)
-    plain = replace(run, denoiser=counted[1], advance=lazy.advance, select=selector.select)
+    sampler, (batch, length) = CRS(nfe=16, temperature=temperature), (2, 256)
     with torch.inference_mode():
-        *_, (one, _) = sampler.generate(run)
-        *_, (other, _) = sampler.generate(plain)
+        *_, (one, _) = generate(sampler, path_of(counted[0], batch, length))
+        *_, (other, _) = generate(sampler, path_of(counted[1], batch, length, lazy.BACKEND))
     return {
         "tokens": one.tokens.numel(),
         "tokens differ": int((one.tokens != other.tokens).sum()),
-        "selected when": int((one.selected_at != other.selected_at).sum()),
-        "head rows": [denoiser.rows / run.policy.nfe / fixed.numel() for denoiser in counted],
+        "selected when": int((one.memory[1] != other.memory[1]).sum()),
+        "head rows": [denoiser.rows / sampler.nfe / (batch * length) for denoiser in counted],
     }
 
 
@@ -162,7 +205,7 @@ def check_precision() -> dict[str, float]:
 
     Body: largest difference of features, relative to their root mean square. Law: the mean over positions of the
     total variation between the laws, and of how much of an argmax's probability the other's argmax misses."""
-    network = speed.trained_like(Shape()).to(CUDA)
+    network = trained_like(Shape()).to(CUDA)
     exact, rounded = (Duo(network, precision=precision) for precision in ("float32", "bfloat16"))
     tokens = torch.randint(VOCAB, (2, exact.length), generator=torch.Generator(CUDA).manual_seed(3), device=CUDA)
     found: dict[str, float] = {}
@@ -182,11 +225,11 @@ def check_precision() -> dict[str, float]:
 
 def check_waits(model: Duo, batch: int) -> dict[str, float]:
     """A path with every hidden synchronisation made an error; then what share of its time the device computes."""
-    fixed = torch.full((batch, model.length), -1, device=CUDA)
-    run = prepare(model, Policy(nfe=6), Stream(8200, torch.arange(batch, device=CUDA)), fixed)
+    sampler = CRS(nfe=6)
 
     def path() -> None:
-        for _ in sampler.generate(run):
+        """Every call; what follows them, that all laws were laws, waits for the device by intent."""
+        for _ in itertools.islice(generate(sampler, path_of(model, batch)), sampler.nfe):
             pass
 
     with torch.inference_mode():
@@ -214,20 +257,20 @@ def confidence(model: Duo) -> dict[str, Any]:
     """Along native and CRS paths: t, the mean largest probability, the mean h(z), the median size of the .9 nucleus."""
     found: dict[str, Any] = {}
     for name in ("native", "CRS"):
-        fixed = torch.full((2, model.length), -1, device=CUDA)
-        run = prepare(model, speed.POLICIES[name].but(nfe=9), Stream(8200, torch.arange(2, device=CUDA)), fixed)
+        sampler, path = speed.SAMPLERS[name].but(nfe=9), path_of(model, 2)
+        assert isinstance(sampler, Native)
         rows = []
         with torch.inference_mode():
-            state = sampler.begin(run)
-            while state.step < 8:
-                seen = sampler.look(run, state)[1]
-                law = model.logits(seen, run.times[state.step])[:, ::8].softmax(-1)
-                at_z = law.gather(-1, state.tokens[:, ::8, None])
+            state = sampler.begin(path)
+            while state.call < 8:
+                before, (state, info) = state, sampler.step(path, state)
+                law = model.logits(info.input, info.t)[:, ::8].softmax(-1)
+                at_z = law.gather(-1, before.tokens[:, ::8, None])
                 size = (law.sort(-1, descending=True).values.cumsum(-1) <= 0.9).sum(-1) + 1
-                rows.append([run.times[state.step], float(law.amax(-1).mean()), float(at_z.mean()), int(size.median())])
-                state, _ = sampler.step(run, state)
+                rows.append([info.t, float(law.amax(-1).mean()), float(at_z.mean()), int(size.median())])
         found[name] = [[round(value, 4) for value in row] for row in rows]
-        found[f"{name} selected"] = float((state.selected_at != sampler.NEVER).sum(-1).float().mean())
+        selected = state.memory[1] <= 8 if state.memory else path.nowhere
+        found[f"{name} selected"] = float(selected.sum(-1).float().mean())
     return found
 
 
@@ -258,8 +301,9 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         aligned = AlignedHead(model.network.output_layer.linear)
         found[f"head of {rows} rows, plain"] = milliseconds(lambda: model.network.head(few))
         found[f"head of {rows} rows, aligned"] = milliseconds(lambda: aligned(few))
-        late = transition(tokens, VOCAB, inspect=tokens < 0, signal_t=0.6, signal_s=0.62)
-        found["plan"] = milliseconds(lambda: fused.plan(late))
+        late = transition(tokens, inspect=tokens < 0, signal_t=0.6, signal_s=0.62)
+        input = shown(late)
+        found["plan"] = milliseconds(lambda: fused.plan(late, input))
         deficit = torch.rand(batch, length, dtype=torch.float64, device=CUDA)
         count = torch.full((batch,), 25, device=CUDA)
         budget = torch.full((batch,), 12.2, dtype=torch.float64, device=CUDA)
@@ -270,13 +314,13 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         logits = aligned(few)
         short = tokens.flatten()[: 6 * length].view(6, length)
         cases = {
-            "looked at": transition(short, VOCAB, signal_t=0.5, signal_s=0.5),  # coin one always stays
-            "moved": transition(short, VOCAB, inspect=short < 0, signal_t=0.6, signal_s=0.999),
-            "top-p": transition(short, VOCAB, inspect=short < 0, signal_t=0.6, signal_s=0.999, top_p=0.9),
+            "looked at": transition(short, signal_t=0.5, signal_s=0.5),  # coin one always stays
+            "moved": transition(short, inspect=short < 0, signal_t=0.6, signal_s=0.999),
+            "top-p": transition(short, inspect=short < 0, signal_t=0.6, signal_s=0.999, top_p=0.9),
         }
         chosen = fused.BLOCK, fused.WARPS, fused.REGISTERS
         for (name, case), shape in itertools.product(cases.items(), (chosen, (4096, 16, 64), (4096, 8, 128))):
-            planned = fused.plan(case)
+            planned = fused.plan(case, shown(case))
             fused.BLOCK, fused.WARPS, fused.REGISTERS = shape
             step = lambda p=planned: fused.advance(lambda r: logits[: len(r)], features[:6], p)  # noqa: E731
             found[f"rows {name}, {' '.join(map(str, shape))}"] = milliseconds(step, 6)
@@ -325,7 +369,7 @@ def main() -> None:
             for name, cost in costs.items():
                 save(f"batch {batch} nfe {nfe} {name}", cost.to_dict() if cost else {"out of memory": True})
 
-    model = Duo(speed.trained_like(Shape()), precision="bfloat16").to(CUDA)
+    model = released(device=CUDA, precision="bfloat16")
     bare = torch.compile(model.network, dynamic=False)  # one static graph for each batch size
     for batch in options.batches:
         section(f"timings {batch}", timings, model, bare, batch)
@@ -337,6 +381,8 @@ def main() -> None:
             section("check laws", check_laws)
             section("check path float32", check_path, "float32")
             section("check path bfloat16", check_path, "bfloat16")
+            section("check path temperature .8", check_path, "float32", 0.8)
+            section("check alarm", check_alarm)
             section("check precision", check_precision)
             section("confidence", confidence, model)
 

@@ -1,8 +1,56 @@
-"""What every test shares: one torch thread (two workers run side by side) and examples that are the same every time."""
+"""What every test shares: one torch thread (two workers run side by side), examples that are the same every time, no
+hub, and somewhere to put things that do not belong to the package."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path_factory) -> None:
+    """Nothing reaches for the hub or sees this machine's cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub")))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder of one's own to work in; modules that come from it, or from beside it, are forgotten afterwards."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    before = set(sys.modules)
+    yield tmp_path / "work"
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def package(here, monkeypatch) -> Callable[..., None]:
+    """Install a package with entry points and modules: what pip leaves behind, here and for processes from here."""
+
+    def install(points: str, **modules: str) -> None:
+        site = here.parent / "site"
+        about = site / "theirs-0.1.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 0.1\n")
+        (about / "entry_points.txt").write_text(points)
+        for name, text in modules.items():
+            (site / f"{name}.py").parent.mkdir(exist_ok=True)
+            (site / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.setenv("PYTHONPATH", str(site))
+
+    return install

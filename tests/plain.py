@@ -1,10 +1,14 @@
 """Algorithm 1 for one sample in plain Python: lists and loops, nothing shared with the package but the model.
 
-It knows every knob of a policy and uses the same uniforms for the same ends, so its tokens are the sampler's tokens."""
+It knows every knob of the native sampler and of CRS, as a dict, and uses the same uniforms for the same ends, so its
+tokens are the sampler's tokens."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,11 +17,14 @@ import literal
 
 START, COINS, TOKENS, VALUES = 0, 1, 2, 3  # purposes
 EPS = 1e-5
+NO_LABELS = {  # what the native sampler would say of labels
+    "horizon": None, "budget": 0.0, "spacing": 0, "count": 0, "values": "argmax", "value_top_p": 1.0, "write": "input",
+}  # fmt: skip
 
 
 @dataclass
 class Path:
-    """What a sample did, step by step."""
+    """What a sample did, call by call."""
 
     tokens: list[int] = field(default_factory=list)  # the output
     states: list[list[int]] = field(default_factory=list)  # before each call
@@ -37,15 +44,22 @@ def grid(nfe: int, warmup: float, kind: str) -> list[float]:
     return early + [split + (EPS - split) * k / rest for k in range(rest + 1)]
 
 
-def law_of(model: Any, tokens: list[int], t: float) -> list[list[float]]:
-    """The leave-one-out law at every position."""
+def law_of(model: Any, tokens: list[int], t: float, temperature: float = 1.0) -> list[list[float]]:
+    """The leave-one-out law at every position, at a temperature."""
     law = model.body(torch.tensor([tokens]), t)[0].double().softmax(-1).tolist()
     if model.predicts == "posterior":
         noise = 0.999 * t
         for i, z in enumerate(tokens):
             divided = [p / literal.forward(z, x, noise, len(law[i])) for x, p in enumerate(law[i])]
             law[i] = [p / sum(divided) for p in divided]
-    return law
+    return law if temperature == 1 else [tempered(one, temperature) for one in law]
+
+
+def tempered(law: list[float], temperature: float) -> list[float]:
+    """The law to the power 1 / temperature, normalised."""
+    largest = max(law)
+    powers = [math.exp(math.log(p / largest) / temperature) if p else 0.0 for p in law]
+    return [p / sum(powers) for p in powers]
 
 
 def inverse(weights: list[float], u: float) -> int:
@@ -73,16 +87,22 @@ def ranked(law: list[float]) -> list[int]:
     return sorted(range(len(law)), key=lambda a: (-law[a], a))
 
 
-def value(policy: Any, law: list[float], u: float) -> int:
+def value(knobs: Any, law: list[float], u: float) -> int:
     """What a new label holds."""
     best, second = ranked(law)[:2]
-    if policy.values == "second":
+    if knobs.values == "second":
         return second
-    if policy.values == "nucleus":
-        kept = literal.nucleus(law, policy.value_top_p, policy.boundary)
+    if knobs.values == "nucleus":
+        kept = literal.nucleus(law, knobs.value_top_p, knobs.boundary)
         others = [p if keep and x != best else 0.0 for x, (p, keep) in enumerate(zip(law, kept, strict=True))]
         return inverse(others, u) if any(others) else second
     return best
+
+
+def refreshes(values: str, position: int, call: int) -> bool:
+    """Whether a visible label takes the argmax of this call."""
+    due = {"refreshed": True, "refreshed-half": call % 2 == 0, "refreshed-in-turn": (position + call) % 2 == 0}
+    return due.get(values, False)
 
 
 def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> list[int]:
@@ -99,44 +119,44 @@ def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> 
 
 def run(
     model: Any,
-    policy: Any,
+    sampler: Mapping[str, Any],
     seed: int,
     sample: int,
     fixed: dict[int, int] | None = None,
     replay: dict[int, int] | None = None,
     recorded: dict[int, int] | None = None,
 ) -> Path:
-    fixed = fixed or {}
-    length, size, last = model.length, model.vocab_size, policy.nfe - 1
-    warmup = round(policy.warmup * last)
+    knobs, fixed = SimpleNamespace(**NO_LABELS | sampler), fixed or {}
+    length, size, last = model.length, model.vocab_size, knobs.nfe - 1
+    warmup = round(knobs.warmup * last)
     after = last - warmup
     free = [i for i in range(length) if i not in fixed]
-    count = policy.count if policy.count is not None else -(-len(free) // max(1, after))
-    times = grid(policy.nfe, policy.warmup, policy.grid)
+    count = knobs.count if knobs.count is not None else -(-len(free) // max(1, after))
+    times = grid(knobs.nfe, knobs.warmup, knobs.grid)
     path = Path()
 
     def pair(step: int, position: int, purpose: int) -> tuple[float, float]:
         return literal.uniforms(seed, sample, step, position, purpose)
 
     def visible(r: int) -> list[int]:
-        if policy.write == "output":
+        if knobs.write == "output":
             return []
         ages = {i: r - e for i, e in path.selected_at.items()}
-        return [i for i, age in ages.items() if age >= 1 and (policy.horizon is None or age <= policy.horizon)]
+        return [i for i, age in ages.items() if age >= 1 and (knobs.horizon is None or age <= knobs.horizon)]
 
     def look(r: int) -> list[list[float]]:
         shown = [path.labels[i] if i in visible(r) else state[i] for i in range(length)]
         path.states.append(list(state))
         path.inputs.append(shown)
-        path.laws.append(law_of(model, shown, times[r]))
+        path.laws.append(law_of(model, shown, times[r], knobs.temperature))
         return path.laws[-1]
 
     def advance(laws: list[list[float]], r: int, signal_s: float) -> list[int]:
-        late = policy.top_p if policy.late_top_p is None else policy.late_top_p
-        p = policy.top_p if r < warmup else late
+        late = knobs.top_p if knobs.late_top_p is None else knobs.late_top_p
+        p = knobs.top_p if r < warmup else late
         moved = list(state)
         for i in free:
-            law = laws[i] if p >= 1 else literal.restricted(laws[i], literal.nucleus(laws[i], p, policy.boundary))
+            law = laws[i] if p >= 1 else literal.restricted(laws[i], literal.nucleus(laws[i], p, knobs.boundary))
             coins, tokens = pair(r, i, COINS), pair(r, i, TOKENS)
             moved[i] = move(law, state[i], 1 - 0.999 * times[r], signal_s, coins, tokens)
         return moved
@@ -144,28 +164,26 @@ def run(
     state = [fixed[i] if i in fixed else int(pair(0, i, START)[0] * size) for i in range(length)]
     for r in range(last):
         laws = look(r)
-        if policy.values == "refreshed":
-            for i in visible(r):
+        for i in visible(r):
+            if refreshes(knobs.values, i, r):
                 path.labels[i] = ranked(laws[i])[0]
         eligible = [i for i in free if i not in path.selected_at]
         chosen: list[int] = []
         if replay is not None:
             chosen = [i for i in eligible if replay.get(i) == r]
-        elif r >= warmup and policy.horizon != 0:
+        elif r >= warmup:
             deficit = {i: 1 - max(laws[i]) for i in eligible}
-            chosen = scan(deficit, count, policy.budget * len(free) / after, policy.spacing)
+            chosen = scan(deficit, count, knobs.budget * len(free) / after, knobs.spacing)
         for i in chosen:
             path.selected_at[i] = r
-            path.labels[i] = (
-                recorded[i] if policy.values == "recorded" else value(policy, laws[i], pair(r, i, VALUES)[0])
-            )
+            path.labels[i] = recorded[i] if knobs.values == "recorded" else value(knobs, laws[i], pair(r, i, VALUES)[0])
         state = advance(laws, r, 1 - 0.999 * times[r + 1])
 
     laws = look(last)
-    path.tokens = [ranked(law)[0] for law in laws] if policy.endpoint == "argmax" else advance(laws, last, 1.0)
+    path.tokens = [ranked(law)[0] for law in laws] if knobs.endpoint == "argmax" else advance(laws, last, 1.0)
     for i, token in fixed.items():
         path.tokens[i] = token
-    if policy.write != "input":
+    if knobs.write != "input":
         for i, label in path.labels.items():
             path.tokens[i] = label
     return path

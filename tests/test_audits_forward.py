@@ -9,15 +9,13 @@ import pytest
 import torch
 
 import literal
-from limpet.audits import AUDITS, Models
-from limpet.audits.paths import clean_texts, forward_states, heldout, within
-from limpet.audits.risk import Preset as Risk
-from limpet.audits.risk import audit as risk_audit
-from limpet.audits.selection import Preset, View, audit, compared, count_of, view
+from audit_cases import audited, smoke, tiny_network
 from limpet.denoisers.catalog import load
 from limpet.denoisers.exact import Mixture
 from limpet.errors import LimpetError
-from test_audits_temperature import tiny_network
+from limpet.studies import risk, selection
+from limpet.studies.paths import clean_texts, forward_states, heldout, spread, within
+from limpet.studies.selection import Settings, View, compared, count_of, view
 
 
 def mixture(seed: int) -> Mixture:
@@ -40,10 +38,10 @@ def test_comparison_of_two_views_by_loops():
     rows, length = 5, 40
 
     def random_view() -> View:
-        label = torch.randint(3, (rows, length), generator=generator)
+        top = torch.randint(3, (rows, length), generator=generator)
         deficit = torch.rand(rows, length, generator=generator).double()
         chosen = torch.rand(rows, length, generator=generator) < 0.3
-        return View(label, deficit, chosen)
+        return View(top, deficit, chosen)
 
     first, second = random_view(), random_view()
     clean = torch.randint(3, (rows, length), generator=generator)
@@ -52,14 +50,14 @@ def test_comparison_of_two_views_by_loops():
     for name, own, other in (("first", first, second), ("second", second, first)):
         mine = [place for place in places if own.chosen[place]]
         theirs = [place for place in places if other.chosen[place]]
-        right = 100 * np.mean([bool(own.label[place] == clean[place]) for place in mine])
+        right = 100 * np.mean([bool(own.top[place] == clean[place]) for place in mine])
         assert found["self accuracy", name] == pytest.approx(right)
         assert found["self error", name] == pytest.approx(100 - right)
-        cross = 100 * np.mean([bool(own.label[place] == clean[place]) for place in theirs])
+        cross = 100 * np.mean([bool(own.top[place] == clean[place]) for place in theirs])
         assert found["cross accuracy", name] == pytest.approx(cross)
         sure = 100 * np.mean([1 - float(own.deficit[place]) for place in mine])
         assert found["confidence", name] == pytest.approx(sure)
-        agree = 100 * np.mean([bool(first.label[place] == second.label[place]) for place in mine])
+        agree = 100 * np.mean([bool(first.top[place] == second.top[place]) for place in mine])
         assert found["argmax agreement", name] == pytest.approx(agree)
     jaccards = []
     for b in range(rows):
@@ -73,9 +71,9 @@ def test_comparison_of_two_views_by_loops():
 def test_a_view_is_the_exact_law_scanned_greedily():
     model = load("exact:words")
     states = forward_states(model.draw(2, 3), (0.5,), model, 3)[0]
-    label, deficit, chosen = view(model, states, 0.5, torch.ones_like(states, dtype=torch.bool), count=7, spacing=4)
+    top, deficit, chosen = view(model, states, 0.5, torch.ones_like(states, dtype=torch.bool), count=7, spacing=4)
     law = model.law(states, model.schedule.signal(0.5).expand(2))
-    assert (label == law.argmax(-1)).all()
+    assert (top == law.argmax(-1)).all()
     assert torch.allclose(deficit, 1 - law.amax(-1), atol=1e-12)
     for b in range(2):
         taken: list[int] = []
@@ -89,7 +87,7 @@ def test_a_checkpoint_against_itself_differs_in_nothing():
     model = mixture(2)
     twin = mixture(2)
     twin.name = "twin"
-    result = AUDITS["selection"](Models((model, twin)), "smoke")
+    result = smoke(selection, model, twin)
     assert {row.estimate.mean for row in result.of("Jaccard")} == {1.0}
     assert {row.estimate.mean for row in result.of("argmax agreement")} == {100.0}
     assert {row.estimate.mean for row in result.of("self accuracy, difference")} == {0.0}
@@ -97,9 +95,8 @@ def test_a_checkpoint_against_itself_differs_in_nothing():
 
 def test_an_exact_law_is_reliable():
     """Two sources' own denoisers are calibrated: each bin's accuracy is near its centre. Another source's is not."""
-    preset = Preset(paths=800, times=(0.3, 0.6), shards=(1, 2), bins=5)
     own, other = mixture(4), mixture(5)
-    result = audit(Models((own, other)), preset)
+    result = audited(selection, [own, other], Settings(paths=800, times=(0.3, 0.6), bins=5), (1, 2))
     off = {name: [] for name in (own.name, other.name)}
     for name, found in off.items():
         for row in result.of("reliability", name):
@@ -111,9 +108,9 @@ def test_an_exact_law_is_reliable():
 
 def test_selection_needs_two_models_of_one_vocabulary():
     with pytest.raises(LimpetError, match="name two"):
-        AUDITS["selection"](Models((mixture(1),)), "smoke")
+        smoke(selection, mixture(1))
     with pytest.raises(LimpetError, match="one vocabulary"):
-        AUDITS["selection"](Models((mixture(1), load("exact:words"))), "smoke")
+        list(selection.look((mixture(1), load("exact:words")), Settings(paths=1), 0, (1,)))
 
 
 def bayes_risk(model: Mixture, noise: float) -> float:
@@ -134,43 +131,46 @@ def bayes_risk(model: Mixture, noise: float) -> float:
 def test_an_oracles_deficit_and_error_are_its_bayes_risk():
     """Within 4.5 standard errors over 40 shards, at three times; and the exact risk rises with noise."""
     model, times = mixture(7), (0.2, 0.5, 0.8)
-    preset = Risk(paths=100, shards=tuple(range(40)), times=times, count=2)
-    result = risk_audit(Models((model,)), preset)
+    result = audited(risk, [model], risk.Settings(paths=100, times=times, count=2), tuple(range(40)))
     exact = [100 * bayes_risk(model, 1 - float(model.schedule.signal(t))) for t in times]
     assert exact == sorted(exact)
-    for t, risk in zip(times, exact, strict=True):
+    for t, bayes in zip(times, exact, strict=True):
         for quantity in ("error", "deficit"):
             (row,) = result.of(quantity, t=t)
-            assert row.estimate.mean == pytest.approx(risk, abs=4.5 * row.estimate.se), (quantity, t)
+            assert row.estimate.mean == pytest.approx(bayes, abs=4.5 * row.estimate.se), (quantity, t)
             assert row.events == 40 * 100 * 6
         assert result.of("selected error", t=t)[0].events == 40 * 100 * 2
-        assert result.of("selected error", t=t)[0].estimate.mean < risk
+        assert result.of("selected error", t=t)[0].estimate.mean < bayes
     rise = result.of("selected error, rise", t=0.8)[0].estimate
     gap = result.of("selected error", t=0.8)[0].estimate.mean - result.of("selected error", t=0.5)[0].estimate.mean
     assert rise.mean == pytest.approx(gap)
 
 
 def test_count_is_that_of_a_crs_step():
-    assert count_of(Preset(paths=1), 1024) == 25
-    assert count_of(Preset(paths=1), 256) == 7
+    assert count_of(Settings(paths=1), 1024) == 25
+    assert count_of(Settings(paths=1), 256) == 7
 
 
 def test_paper_preset_counts():
-    for name in ("selection", "risk"):
-        preset = AUDITS[name].presets["paper"]
-        assert (len(preset.shards), preset.paths, preset.count, preset.spacing) == (4, 16, 25, 4)
-    assert AUDITS["selection"].presets["paper"].times == (0.2, 0.4, 0.5, 0.6, 0.67, 0.7)
-    assert set(AUDITS["selection"].presets["paper"].times) - {0.7} < set(AUDITS["risk"].presets["paper"].times)
+    of_selection, of_risk = (module.PRESETS["paper"] for module in (selection, risk))
+    for preset in (of_selection, of_risk):
+        settings = preset.settings
+        assert (len(preset.shards), settings.paths, settings.count, settings.spacing) == (4, 16, 25, 4)
+    assert of_selection.settings.times == (0.2, 0.4, 0.5, 0.6, 0.67, 0.7)
+    assert set(of_selection.settings.times) - {0.7} < set(of_risk.settings.times)
 
 
-def test_clean_text_is_cut_as_for_training():
-    model = load("mini")
-    shards = clean_texts(Models((model,)), model, (1, 2), 3, None)
+def test_clean_text_is_cut_as_for_training(tmp_path):
+    model, settings = load("mini"), Settings(paths=3)
+    shards = [clean_texts(model, settings, shard, (1, 2)) for shard in range(2)]
     assert [tuple(rows.shape) for rows in shards] == [(3, 256), (3, 256)]
     whole = torch.cat(shards)
     assert (whole[:, 0] == 0).all()
     assert (whole[:, -1] == 0).all()
     assert len(torch.unique(whole, dim=0)) == 6
+    ids = [token for page in heldout().split("\n\n") for token in (*model.tokenizer.encode(page.strip("\n")), 0)]
+    chunks = [ids[254 * k : 254 * (k + 1)] for k in spread(len(ids) // 254, 6)]
+    assert [rows[:, 1:-1].tolist() for rows in shards] == [chunks[0::2], chunks[1::2]]
     inside = within(model, whole)
     assert inside[:, 1:-1].all()
     assert not inside[:, [0, -1]].any()
@@ -178,7 +178,8 @@ def test_clean_text_is_cut_as_for_training():
     text = heldout()
     pieces = [model.tokenizer.decode(row[1:-1].tolist()) for row in whole]
     assert sum(piece[20:-20].split("<|endoftext|>")[0] in text for piece in pieces) == 6
+    (short := tmp_path / "short.txt").write_text("Once upon a time.")
     with pytest.raises(LimpetError, match="give more"):
-        clean_texts(Models((model,), text="Once upon a time."), model, (1,), 1, None)
+        clean_texts(model, Settings(paths=1, text=str(short)), 0, (1,))
     with pytest.raises(LimpetError, match="no tokenizer"):
-        clean_texts(Models((tiny_network(),)), tiny_network(), (1,), 1, None)
+        clean_texts(tiny_network(), settings, 0, (1,))

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from limpet.audits.paths import heldout
-from limpet.minis.heldout import SPLIT, drawn, main, packed, pages
+from limpet.registry import from_file
+from limpet.studies.paths import heldout
+
+TOOL = Path(__file__).parents[1] / "tools" / "heldout.py"
+SPLIT, drawn, main, packed, pages = (
+    from_file(f"{TOOL}:{name}") for name in ("SPLIT", "drawn", "main", "packed", "pages")
+)
 
 
 def book(name: str, paragraphs: int) -> str:

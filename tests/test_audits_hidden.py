@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from limpet.audits import AUDITS, Models
-from limpet.audits.hidden import Event, events, observe
-from limpet.audits.paths import prepared, spread, states
+from audit_cases import audited, long_source, smoke, tiny_network
 from limpet.denoisers.catalog import load
-from limpet.policy import Policy
-from limpet.sampler import NEVER
-from test_audits_temperature import long_source, tiny_network
+from limpet.samplers import CRS, Native
+from limpet.samplers.crs import NEVER, OPEN
+from limpet.studies import hidden
+from limpet.studies.hidden import Event, Settings, events, observe
+from limpet.studies.paths import opened, spread, states
 
 
 def test_spread_is_even_and_holds_both_ends():
@@ -22,7 +22,7 @@ def test_spread_is_even_and_holds_both_ends():
 
 
 def test_events_are_spaced_along_the_order_of_selection():
-    selected_at = torch.tensor([[5, 3, NEVER, 3, 9], [NEVER, NEVER, NEVER, 7, NEVER]])
+    selected_at = torch.tensor([[5, 3, OPEN, 3, 9], [OPEN, NEVER, NEVER, 7, OPEN]])
     labels = torch.tensor([[10, 11, 0, 13, 14], [0, 0, 0, 23, 0]])
     assert events(selected_at, labels, 3) == [
         Event(0, 1, 3, 11), Event(0, 0, 5, 10), Event(0, 4, 9, 14), Event(1, 3, 7, 23),
@@ -32,32 +32,31 @@ def test_events_are_spaced_along_the_order_of_selection():
 
 @pytest.mark.parametrize("model", [tiny_network(), load("exact:words")], ids=["network", "exact"])
 def test_the_three_views_are_the_denoiser_called_directly(model):
-    policy = Policy(nfe=12, budget=4.0)
-    run = prepared(model, policy, 4, 3, trace=True)
-    along = list(states(run))
-    native = list(states(prepared(model, policy.but(horizon=0), 4, 3)))
-    assert [state.step for state in along] == list(range(12))
-    audited = events(along[-1].selected_at, along[-1].labels, 5)
+    crs, settings = CRS(nfe=12, budget=4.0), Settings(paths=3, nfe=12)
+    path = opened(model, settings, 4, trace=True)
+    along = list(states(crs, path))
+    native = list(states(Native(nfe=12), opened(model, settings, 4)))
+    assert [state.call for state in along] == list(range(12))
     differs = 0
-    for event in audited:
+    for event in events(along[-1].memory.selected_at, along[-1].memory.labels, 5):
         for offset in (1, 3):
-            step = event.step + offset
-            if step > 11:
+            call = event.call + offset
+            if call > 11:
                 continue
-            (seen,) = observe(run, along, native, [event], step)
-            state = along[step]
+            (seen,) = observe(crs, path, along[call], native[call], [event])
+            state = along[call]
             overwritten = [
-                int(state.labels[event.path, i])
-                if int(state.selected_at[event.path, i]) < step
+                int(state.memory.labels[event.path, i])
+                if int(state.memory.selected_at[event.path, i]) < call
                 else int(state.tokens[event.path, i])
                 for i in range(state.tokens.shape[1])
             ]
             restored = list(overwritten)
             restored[event.position] = int(state.tokens[event.path, event.position])
-            revisable = native[step].tokens[event.path].tolist()
+            revisable = native[call].tokens[event.path].tolist()
             inputs = {"overwritten": overwritten, "restored": restored, "revisable": revisable}
             for view, tokens in inputs.items():
-                law = model.logits(torch.tensor([tokens]), run.times[step])[0, event.position].double().softmax(-1)
+                law = model.logits(torch.tensor([tokens]), crs.times[call])[0, event.position].double().softmax(-1)
                 assert seen.probability[view] == pytest.approx(float(law[event.label]), abs=2e-6), view
             assert seen.changed == (restored != overwritten)
             differs += abs(seen.probability["restored"] - seen.probability["overwritten"]) > 1e-4
@@ -68,14 +67,14 @@ def test_the_three_views_are_the_denoiser_called_directly(model):
 def test_the_mutable_state_goes_on_under_a_label():
     """Restoring needs the state that the sampler itself no longer draws: it moves, and by the revisable step's law."""
     model = load("exact:words")
-    along = list(states(prepared(model, Policy(nfe=32), 4, 4, trace=True)))
-    first = along[-1].selected_at == 10
+    along = list(states(CRS(nfe=32), opened(model, Settings(paths=4), 4, trace=True)))
+    first = along[-1].memory.selected_at == 10
     assert first.any()
     assert (along[-1].tokens[first] != along[11].tokens[first]).any()
 
 
 def test_conditional_rows_are_over_the_changed_events():
-    result = AUDITS["hidden"](Models((load("exact:words"),)), "smoke")
+    result = smoke(hidden, load("exact:words"))
     for offset in (1, 2, 4):
         (share,) = result.of("changed", offset=offset)
         (kept,) = result.of("restored, where it changed", offset=offset)
@@ -84,12 +83,13 @@ def test_conditional_rows_are_over_the_changed_events():
 
 
 def test_paper_preset_counts():
-    """Eight events on each of 32 paths. The last selection is at the last step, so that its event is gone from offset
-    two on: 256, 224, 224, and at offset eight those whose seventh event comes no later than step 55."""
-    preset = AUDITS["hidden"].presets["paper"]
-    assert (len(preset.shards), preset.paths, preset.events, preset.offsets) == (4, 8, 8, (1, 2, 4, 8))
-    result = AUDITS["hidden"](Models((long_source(),)), "paper")
-    counts = [result.of("restored", offset=offset)[0].events for offset in preset.offsets]
+    """Eight events on each of 32 paths. The last selection is in the last call that draws, so that its event is gone
+    from offset two on: 256, 224, 224, and at offset eight those whose seventh event comes no later than call 55."""
+    preset = hidden.PRESETS["paper"]
+    settings = preset.settings
+    assert (len(preset.shards), settings.paths, settings.events, settings.offsets) == (4, 8, 8, (1, 2, 4, 8))
+    result = audited(hidden, [long_source()], settings, preset.shards)
+    counts = [result.of("restored", offset=offset)[0].events for offset in settings.offsets]
     assert counts[:3] == [256, 224, 224]
     assert 192 <= counts[3] <= 224
     assert sum(counts) > 900

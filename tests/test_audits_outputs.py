@@ -1,8 +1,8 @@
-"""Audits of what comes out (endpoint, values, storage) against the public sampler and laws written out."""
+"""Studies of what comes out (endpoint, values, storage) against the public sampler and laws written out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,187 +10,245 @@ import torch
 
 import limpet
 import literal
-from limpet import sampler
-from limpet.audits import AUDITS, Models
-from limpet.audits.endpoint import read_out
-from limpet.audits.paths import QUALITY, before, prepared, quality
-from limpet.audits.storage import Preset as Storage
-from limpet.audits.storage import outputs
-from limpet.audits.values import ARMS, RULES, arm_of, followed
-from limpet.audits.values import Preset as Values
+from limpet import studies
 from limpet.denoisers.catalog import load
+from limpet.engine.path import State
 from limpet.errors import LimpetError
-from limpet.policy import Policy
-from limpet.sampler import NEVER
+from limpet.lab import Results, Shelf, Store, collect, run, units
+from limpet.lab.places.local import local
+from limpet.samplers import CRS, Native
+from limpet.samplers.crs import NEVER, Memory
+from limpet.samples import begin
+from limpet.studies import endpoint, presets, storage, values
+from limpet.studies.paths import Settings, opened, states
 from test_audits_singleton import SOURCE
-from test_audits_temperature import tiny_network
 
 WORDS, CHAIN = load("exact:words"), load("exact:chain")
+SMOKE = presets.preset("smoke")
 
 
-def test_argmax_and_ancestral_share_the_path():
-    policy = Policy(nfe=8, horizon=0, top_p=0.9)
-    found = read_out(prepared(WORDS, policy, 11, 4))
-    assert (found["argmax"] == limpet.sample(WORDS, policy, 4, 11).tokens).all()
-    assert (found["ancestral"] == limpet.sample(WORDS, policy.but(endpoint="ancestral"), 4, 11).tokens).all()
+def study_of(module, preset):
+    return studies.study(module.__name__.rpartition(".")[2], preset)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(str(tmp_path_factory.mktemp("store")))
+
+
+@pytest.fixture(scope="module")
+def done(store):
+    """The studies on exact sources, done: their results, and the tokens of every cell and shard."""
+
+    def found(module, preset) -> tuple[Results, dict[str, list[torch.Tensor]]]:
+        study, shelf = study_of(module, preset), Shelf("cpu")
+        assert not run(study, store, local(shelf=shelf), shelf).failed
+        plan = units.resolve(study, shelf)
+        tokens: dict[str, list[torch.Tensor]] = {}
+        for unit in plan.units:
+            if unit.cell in study.samples:
+                tokens.setdefault(unit.cell.name, []).append(store.read(unit.key).tensors["tokens"].long())
+        return collect(study, store), tokens
+
+    return found
+
+
+def nll(source, tokens) -> float:
+    return -float(source.log_prob(tokens).mean()) / tokens.shape[1]
+
+
+def test_argmax_and_ancestral_share_the_path_and_rows_are_the_measures_of_their_tokens(done):
+    results, tokens = done(endpoint, SMOKE)
+    for p in (1.0, 0.9):
+        for end in ("ancestral", "argmax"):
+            cell, sampler = f"distilled/{p}/{end}", Native(nfe=4, top_p=p, endpoint=end)
+            for shard, seed in enumerate((8200, 8210)):
+                made = limpet.sample(WORDS, sampler, 2, seed).tokens
+                assert (tokens[cell][shard] == made).all()
+                assert results.values(cell, "ppl")[shard] == pytest.approx(np.exp(nll(WORDS, made)))
+        assert (tokens[f"distilled/{p}/ancestral"][0] != tokens[f"distilled/{p}/argmax"][0]).any()
+
+
+@dataclass(frozen=True)
+class Noisy(Native):
+    """The native sampler with a readout from far away, so that its draw matters."""
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        return (*super().times[:-1], 0.6)
 
 
 def test_the_ancestral_rule_draws_from_the_restricted_posterior():
     """One pre-terminal state many times over: chi-square at 1e-4 on each of its positions."""
-    policy = Policy(nfe=6, horizon=0, top_p=0.9)
-    one = before(prepared(SOURCE, policy, 11, 1), 5)
+    *_, one = states(Native(nfe=6, top_p=0.9), opened(SOURCE, Settings(paths=1), 11))
+    assert one.call == 5
     times = 20_000
-    run = prepared(SOURCE, policy.but(endpoint="ancestral"), 11, times)
-    run = replace(run, times=[*run.times[:-1], 0.6], signals=[*run.signals[:-1], 0.4])  # noisy still: the draw matters
-    state = one._replace(**{name: getattr(one, name).expand(times, -1) for name in ("tokens", "labels", "selected_at")})
-    drawn = sampler.readout(run, state)[0].tokens
-    law = SOURCE.law(one.tokens, SOURCE.schedule.signal(0.6).expand(1))[0]
+    sampler, path = Noisy(nfe=6, top_p=0.9, endpoint="ancestral"), opened(SOURCE, Settings(paths=times), 11)
+    after, info = sampler.step(path, State(5, one.tokens.expand(times, -1)))
+    assert (after.call, info.t) == (6, 0.6)
+    signal = SOURCE.schedule.signal(0.6)
+    law = SOURCE.law(one.tokens, signal.expand(1))[0]
     for i in range(3):
         own = law[i].tolist()
         kept = literal.restricted(own, literal.nucleus(own, 0.9, "released"))
-        expected = np.array(literal.converted(kept, int(one.tokens[0, i]), 1 - run.signals[-1]))
-        counts = np.bincount(drawn[:, i].numpy(), minlength=3)
+        expected = np.array(literal.converted(kept, int(one.tokens[0, i]), 1 - float(signal)))
+        counts = np.bincount(after.tokens[:, i].numpy(), minlength=3)
         assert literal.chi_square(counts, expected) > 1e-4
 
 
-def test_endpoint_rows_are_the_measures_of_those_tokens():
-    result = AUDITS["endpoint"](Models((WORDS,)), "smoke")
-    policy = Policy(nfe=8, horizon=0, top_p=0.9)
-    made = [limpet.sample(WORDS, policy, 1, seed).tokens for seed in (8200, 8210)]
-    nll = [-float(WORDS.log_prob(tokens)[0]) / 160 for tokens in made]
-    (row,) = result.of("perplexity", p=0.9, endpoint="argmax")
-    assert row.estimate.values == pytest.approx(np.exp(nll))
-
-
-def test_value_arms_are_the_public_sampler_with_replay():
-    result = AUDITS["values"](Models((WORDS,)), "smoke")
-    policy = Policy(nfe=8)
-    for seed, shard in ((8200, 0), (8210, 1)):
-        crs = limpet.sample(WORDS, policy, 1, seed)
-        for arm in ARMS:
-            if arm in RULES:
-                continue  # not policies of their own: below
-            tokens = limpet.sample(WORDS, policy.but(values=arm), 1, seed, replay=crs.selection).tokens
-            nll = -float(WORDS.log_prob(tokens)[0]) / 160
-            (row,) = result.of("perplexity", values=arm)
-            assert row.estimate.values[shard] == pytest.approx(np.exp(nll)), arm
+def test_value_arms_are_the_public_sampler_with_replay(done):
+    results, tokens = done(values, SMOKE)
+    crs = CRS(nfe=8)
+    for shard, seed in enumerate((8200, 8210)):
+        recorded = limpet.sample(WORDS, crs, 4, seed)
+        for arm in {**values.ARMS, **values.REFRESHED}:
+            made = limpet.sample(WORDS, crs.but(values=arm), 4, seed, replay=recorded.memory).tokens
+            assert (tokens[arm][shard] == made).all(), arm
+            assert results.values(arm, "ppl")[shard] == pytest.approx(np.exp(nll(WORDS, made))), arm
             if arm == "argmax":  # replaying its own positions, the argmax run is itself
-                assert (tokens == crs.tokens).all()
+                assert (made == recorded.tokens).all()
+
+
+def walked(source, sampler, n, seed, recorded):
+    """Every call of a replay that stores labels: the state before, the state after, and what it saw and did."""
+    path = opened(source, Settings(paths=n), seed)
+    state = begin(sampler, path, recorded)
+    while state.call < sampler.nfe - 1:
+        after, info = sampler.step(path, state)
+        yield state.memory, after.memory, info
+        state = after
 
 
 def test_second_nucleus_and_refreshed_labels_are_what_their_names_say():
-    """One step by hand: labels from the exact law of the step's input."""
-    policy = Policy(nfe=8, budget=4.0)
-    crs = limpet.sample(WORDS, policy, 3, 1)
-    for values in ("second", "nucleus", "refreshed"):
-        run = prepared(WORDS, policy.but(values=values), 1, 3, replay=crs.selection)
-        state = sampler.begin(run)
-        while state.step < 7:
-            after, info = sampler.step(run, state)
+    """One call by hand: labels from the exact law of its input."""
+    crs = CRS(nfe=8, budget=4.0)
+    recorded = limpet.sample(WORDS, crs, 3, 1).memory
+    for kind in ("second", "nucleus", "refreshed"):
+        for _, after, info in walked(WORDS, crs.but(values=kind), 3, 1, recorded):
             law = WORDS.law(info.input, WORDS.schedule.signal(info.t).expand(3))
-            ranked = law.sort(dim=-1, descending=True).values  # ties are common here: compare masses, not labels
-            for b, i in info.chosen.nonzero().tolist():
+            ranked = law.sort(dim=-1, descending=True).values  # ties are common here: compare masses, not tokens
+            for b, i in info.marks["chosen"].nonzero().tolist():
                 own = law[b, i].tolist()
                 label, top = int(after.labels[b, i]), int(law[b, i].argmax())
-                if values == "second":
+                if kind == "second":
                     assert label != top
                     assert own[label] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
-                elif values == "nucleus":
+                elif kind == "nucleus":
                     kept = literal.nucleus(own, 0.9, "released")
                     assert label != top
                     assert kept[label] or sum(kept) == 1
                     assert sum(kept) > 1 or own[label] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
                 else:
                     assert label == top
-            if values == "refreshed":
-                assert (after.labels == law.argmax(-1))[info.visible].all()
-            state = after
+            if kind == "refreshed":
+                assert (after.labels == law.argmax(-1))[info.marks["visible"]].all()
 
 
 def test_refreshing_in_turn_never_changes_two_neighbours():
-    preset = Values(paths=4, nfe=12)
-    record = limpet.sample(CHAIN, Policy(nfe=12), 4, 3).selection
-    run = arm_of(CHAIN, "refreshed in turn", preset, 3, record)
-    state, moved = sampler.begin(run), 0
-    while state.step < 11:
-        after, info = sampler.step(run, state)
-        changed = info.visible & (after.labels != state.labels)
+    recorded = limpet.sample(CHAIN, CRS(nfe=12), 4, 3).memory
+    moved = 0
+    for before, after, info in walked(CHAIN, CRS(nfe=12, values="refreshed-in-turn"), 4, 3, recorded):
+        changed = info.marks["visible"] & (after.labels != before.labels)
         assert not (changed[:, 1:] & changed[:, :-1]).any()
-        due = changed.nonzero()[:, 1] + info.step
+        due = changed.nonzero()[:, 1] + info.call
         assert (due % 2 == 0).all()
         moved += int(changed.sum())
-        state = after
     assert moved > 0
 
 
-def test_refreshing_half_as_often_leaves_odd_steps_alone():
-    record = limpet.sample(CHAIN, Policy(nfe=12), 4, 3).selection
-    run = arm_of(CHAIN, "refreshed half as often", Values(paths=4, nfe=12), 3, record)
-    state, moved = sampler.begin(run), [0, 0]
-    while state.step < 11:
-        after, info = sampler.step(run, state)
+def test_refreshing_half_as_often_leaves_odd_calls_alone():
+    recorded = limpet.sample(CHAIN, CRS(nfe=12), 4, 3).memory
+    moved = [0, 0]
+    for before, after, info in walked(CHAIN, CRS(nfe=12, values="refreshed-half"), 4, 3, recorded):
         law = CHAIN.law(info.input, CHAIN.schedule.signal(info.t).expand(4))
-        if info.step % 2 == 0:
-            assert (after.labels == law.argmax(-1))[info.visible].all()
-        moved[info.step % 2] += int((info.visible & (after.labels != state.labels)).sum())
-        state = after
+        visible = info.marks["visible"]
+        if info.call % 2 == 0:
+            assert (after.labels == law.argmax(-1))[visible].all()
+        moved[info.call % 2] += int((visible & (after.labels != before.labels)).sum())
     assert moved[0] > 0
     assert moved[1] == 0
 
 
 def test_changes_of_labels_are_counted_one_by_one():
-    preset = Values(paths=4, nfe=8)
-    record = limpet.sample(CHAIN, Policy(nfe=8), 4, 3).selection
-    end, found = followed(arm_of(CHAIN, "refreshed", preset, 3, record), sampler.begin(prepared(CHAIN, Policy(), 3, 4)))
-    assert (end.tokens == limpet.sample(CHAIN, Policy(nfe=8, values="refreshed"), 4, 3, replay=record).tokens).all()
-    run = arm_of(CHAIN, "refreshed", preset, 3, record)
+    arm = CRS(nfe=8, values="refreshed")
+    recorded = limpet.sample(CHAIN, CRS(nfe=8), 4, 3).memory
+    path = opened(CHAIN, Settings(paths=4), 3)
+    found = values.followed(arm, path, begin(arm, path, recorded))
     history: dict[tuple[int, int], list[int]] = {}
-    state, visible = sampler.begin(run), 0
-    while state.step < 7:
-        after, info = sampler.step(run, state)
-        visible += int(info.visible.sum())
-        for b, i in (info.chosen | info.visible).nonzero().tolist():
-            values = history.setdefault((b, i), [])
+    visible = 0
+    for _, after, info in walked(CHAIN, arm, 4, 3, recorded):
+        visible += int(info.marks["visible"].sum())
+        for b, i in (info.marks["chosen"] | info.marks["visible"]).nonzero().tolist():
+            labels = history.setdefault((b, i), [])
             label = int(after.labels[b, i])
-            if not values or values[-1] != label:
-                values.append(label)
-        state = after
-    replaced = sum(len(values) - 1 for values in history.values())
-    back = sum(values[k] == values[k - 2] for values in history.values() for k in range(2, len(values)))
+            if not labels or labels[-1] != label:
+                labels.append(label)
+    replaced = sum(len(labels) - 1 for labels in history.values())
+    back = sum(labels[k] == labels[k - 2] for labels in history.values() for k in range(2, len(labels)))
     assert found == (visible, replaced, back)
     assert 0 < back < replaced
 
 
-def test_final_only_returns_the_labels_that_it_never_saw():
-    preset = Storage(paths=3, nfe=12, masses=(1.0, 0.8))
-    found = outputs(WORDS, preset, 21)
-    for p in preset.masses:
-        policy = Policy(nfe=12, top_p=0.9, late_top_p=p)
-        crs, native = (limpet.sample(WORDS, policy.but(horizon=horizon), 3, 21) for horizon in (None, 0))
-        chosen = crs.selection.selected_at != NEVER
-        assert chosen.any()
-        assert (found["revisable", p] == native.tokens).all()
-        assert (found["CRS", p] == torch.where(chosen, crs.selection.labels, crs.tokens)).all()
-        assert (found["final-only", p] == torch.where(chosen, crs.selection.labels, native.tokens)).all()
-        assert (found["final-only", p] != found["CRS", p]).any()
+def test_the_probe_follows_the_arms_that_refresh(done):
+    """Its paths begin where warmup ends: they are those of a replay from the start."""
+    results, _ = done(values, SMOKE)
+    for kind in values.REFRESHED:
+        arm, found = CRS(nfe=8, values=kind), []
+        for seed in (8200, 8210):
+            recorded = limpet.sample(WORDS, CRS(nfe=8), 4, seed).memory
+            path = opened(WORDS, Settings(paths=4), seed)
+            found.append(values.followed(arm, path, begin(arm, path, recorded)))
+        (replaced,), (back,) = (results.of(quantity, values=kind) for quantity in values.CONVENTIONS)
+        assert replaced.estimate.values.tolist() == [100 * one.replaced / one.visible for one in found]
+        assert replaced.events == sum(one.visible for one in found)
+        assert back.estimate.values.tolist() == [100 * one.back / one.replaced for one in found]
+        assert back.events == sum(one.replaced for one in found)
+
+
+def test_results_from_before_our_own_arms_show_the_papers_table_alone(done):
+    results, _ = done(values, SMOKE)
+    page = results.study.show(results)
+    assert [table.name for table in page.tables] == ["values", "values-refreshed"]
+    assert [entries[0].text for entries in page.tables[1].groups[0]] == list(values.REFRESHED.values())
+    known = {name: measures for name, measures in results.cells.items() if not name.startswith("refreshed-")}
+    before = replace(results, cells=known, probes={})
+    shown = before.study.show(before)
+    assert shown.tables == page.tables[:1]
+    assert [claim.to_dict() for claim in shown.claims] == [claim.to_dict() for claim in page.claims]
+
+
+def test_final_only_returns_the_labels_that_it_never_saw(done):
+    _, tokens = done(storage, replace(SMOKE, nfe=12))
+    for p in (1.0, 0.8):
+        sampler = CRS(nfe=12, top_p=0.9, late_top_p=p)
+        for shard, seed in enumerate((8200, 8210)):
+            crs = limpet.sample(WORDS, sampler, 4, seed)
+            native = limpet.sample(WORDS, Native(nfe=12, top_p=0.9, late_top_p=p), 4, seed).tokens
+            labels, selected_at = Memory(*crs.memory)
+            chosen = selected_at < NEVER
+            assert chosen.any()
+            found = {arm: tokens[f"{p}/{arm}"][shard] for arm in storage.ARMS}
+            assert (found["revisable"] == native).all()
+            assert (found["CRS"] == torch.where(chosen, labels, crs.tokens)).all()
+            assert (found["final-only"] == torch.where(chosen, labels, native)).all()
+            assert (found["final-only"] != found["CRS"]).any()
 
 
 def test_a_model_whose_law_is_unknown_needs_a_judge():
-    model = tiny_network()
-    with pytest.raises(LimpetError, match="give a judge"):
-        quality(Models((model,)), model, [torch.zeros(1, 24, dtype=torch.long)])
+    for module in (endpoint, values, storage):
+        with pytest.raises(LimpetError, match="needs a judge"):
+            units.resolve(study_of(module, replace(SMOKE, distilled="mini", base="mini")), Shelf("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("endpoint", {"paths": 16, "nfe": 32, "masses": (1.0, 0.9)}),
-        ("values", {"paths": 64, "nfe": 64}),
-        ("storage", {"paths": 64, "nfe": 64, "early": 0.9}),
-    ],
-)
-def test_paper_preset_counts(name, counts):
-    preset = AUDITS[name].presets["paper"]
-    assert len(preset.shards) == 4
-    assert {field: getattr(preset, field) for field in counts} == counts
-    assert set(QUALITY) == {"perplexity", "entropy"}
+def test_paper_preset_counts():
+    paper = presets.preset("paper")
+    assert len(paper.shards) == 4
+    for cell in study_of(endpoint, paper).samples:
+        assert (cell.n, cell.sampler.nfe) == (16, 32)
+    assert {cell.sampler.top_p for cell in study_of(endpoint, paper).samples} == {1.0, 0.9}
+    for cell in study_of(values, paper).samples:
+        assert (cell.n, cell.sampler.nfe) == (64, 64)
+    probe = study_of(values, paper).cells[-1]
+    assert (probe.settings.paths, probe.settings.nfe) == (64, 64)
+    for cell in study_of(storage, paper).samples:
+        assert (cell.n, cell.sampler.nfe, cell.sampler.top_p) == (64, 64, 0.9)

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import literal
-from limpet.audits import AUDITS, Models
-from limpet.audits.paths import prepared
-from limpet.audits.singleton import CERTAIN, largest_mass, trace
+from audit_cases import audited
 from limpet.denoisers.exact import Mixture
-from limpet.policy import Policy
-from limpet.sampler import generate
+from limpet.engine.path import generate
+from limpet.samplers import Native
+from limpet.studies import singleton
+from limpet.studies.paths import opened
+from limpet.studies.singleton import CERTAIN, Settings, largest_mass, trace
 
 WORDS = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 1, 0]])
 SOURCE = Mixture(
@@ -30,23 +31,23 @@ STATES = np.array(list(itertools.product(range(3), repeat=3)))
     size=st.integers(2, 9),
     high=st.floats(1e-6, 0.99999),
     share=st.floats(0.0, 0.999),
-    label=st.integers(0, 8),
+    token=st.integers(0, 8),
     z=st.integers(0, 8),
 )
-def test_largest_mass_is_the_largest_of_the_bridge(size, high, share, label, z):
-    label, z, low = label % size, z % size, high * share
-    masses = [literal.bridge(y, label, z, 1 - low, 1 - high, size) for y in range(size)]
+def test_largest_mass_is_the_largest_of_the_bridge(size, high, share, token, z):
+    token, z, low = token % size, z % size, high * share
+    masses = [literal.bridge(y, token, z, 1 - low, 1 - high, size) for y in range(size)]
     signals = (torch.tensor(signal, dtype=torch.float64) for signal in (low, high))
-    found = largest_mass(torch.tensor(label), torch.tensor(z), *signals, size)
+    found = largest_mass(torch.tensor(token), torch.tensor(z), *signals, size)
     assert float(found) == pytest.approx(max(masses), rel=1e-9)
 
 
 def enumerated(nfe: int, p: float) -> dict[str, float]:
     """The expected shares, from the law of every state at every step and every transition between them."""
-    policy = Policy(nfe=nfe, horizon=0, top_p=p)
-    run = prepared(SOURCE, policy, 0, 1)
+    path = opened(SOURCE, Settings(paths=1), 0)
+    nodes = [path.signal(t) for t in Native(nfe=nfe, top_p=p).times]
     laws = []
-    for signal in run.signals:
+    for signal in nodes:
         signals = torch.full((len(STATES),), signal, dtype=torch.float64)
         laws.append(SOURCE.law(torch.from_numpy(STATES), signals).numpy())  # (27, 3, 3)
     moves = []
@@ -56,7 +57,7 @@ def enumerated(nfe: int, p: float) -> dict[str, float]:
             own = []
             for z, one in zip(state, law, strict=True):
                 kept = literal.restricted(one, literal.nucleus(one, p, "released"))
-                own.append(literal.reverse(kept, z, 1 - run.signals[r], 1 - run.signals[r + 1]))
+                own.append(literal.reverse(kept, z, 1 - nodes[r], 1 - nodes[r + 1]))
             rows.append([math.prod(own[i][y] for i, y in enumerate(after)) for after in STATES])
         moves.append(np.array(rows))
     chance = np.full(len(STATES), 1 / len(STATES))
@@ -72,7 +73,7 @@ def enumerated(nfe: int, p: float) -> dict[str, float]:
                 sums["late"] += chance[s] * (r >= nfe - 1 - 2)
                 sums["next step"] += chance[s] * (moves[r][s] @ (laws[r + 1].argmax(-1)[:, i] == top[s, i]))
                 sums["final"] += chance[s] * (to_end[s] @ (laws[-1].argmax(-1)[:, i] == top[s, i]))
-                a, z, noises = top[s, i], state[i], (1 - run.signals[r], 1 - run.signals[r + 1])
+                a, z, noises = top[s, i], state[i], (1 - nodes[r], 1 - nodes[r + 1])
                 largest = max(literal.bridge(y, a, z, *noises, 3) for y in range(3))
                 sums["stochastic bridge"] += chance[s] * (largest < 1 - CERTAIN)
         chance = chance @ moves[r]
@@ -84,7 +85,7 @@ def enumerated(nfe: int, p: float) -> dict[str, float]:
 def test_trace_has_the_rates_of_enumeration():
     """Five figures from 6000 paths, each within 4.5 standard errors of its expectation: fails by chance once in 3e4."""
     nfe, p, paths = 6, 0.8, 6000
-    seen = trace(prepared(SOURCE, Policy(nfe=nfe, horizon=0, top_p=p), 7, paths, trace=True))
+    seen = trace(Native(nfe=nfe, top_p=p), opened(SOURCE, Settings(paths=paths), 7, trace=True))
     single = seen["singleton"].double()
     exact = enumerated(nfe, p)
     assert 0.2 < exact["singleton"] < 0.9  # neither rare nor certain, or nothing would be tested
@@ -102,10 +103,9 @@ def test_trace_has_the_rates_of_enumeration():
 
 def test_every_event_of_a_path_is_a_nucleus_of_one():
     """Each pair of a short path: the law of its state, the nucleus by a full sort, and the argmax of later calls."""
-    policy = Policy(nfe=5, horizon=0, top_p=0.9)
-    run = prepared(SOURCE, policy, 3, 8, trace=True)
-    seen = trace(run)
-    infos = [info for _, info in generate(run)]
+    sampler, path = Native(nfe=5, top_p=0.9), opened(SOURCE, Settings(paths=8), 3, trace=True)
+    seen = trace(sampler, path)
+    infos = [info for _, info in generate(sampler, path)]
     tops = [SOURCE.law(info.input, SOURCE.schedule.signal(info.t).expand(8)).argmax(-1) for info in infos]
     for r, info in enumerate(infos[:-1]):
         law = SOURCE.law(info.input, SOURCE.schedule.signal(info.t).expand(8))
@@ -117,12 +117,14 @@ def test_every_event_of_a_path_is_a_nucleus_of_one():
 
 
 def test_paper_preset_counts():
-    preset = AUDITS["singleton"].presets["paper"]
-    assert (preset.shards, preset.paths, preset.nfe, preset.masses) == ((8200, 8210, 8220, 8230), 4, 64, (0.8, 0.9))
-    result = AUDITS["singleton"](Models((SOURCE,)), "paper")
-    for p in preset.masses:
-        (singleton,) = result.of("singleton", p=p)
-        assert singleton.events == 4 * 4 * 63 * SOURCE.length
+    preset = singleton.PRESETS["paper"]
+    settings = preset.settings
+    assert (preset.shards, settings.paths, settings.nfe) == ((8200, 8210, 8220, 8230), 4, 64)
+    assert settings.masses == (0.8, 0.9)
+    result = audited(singleton, [SOURCE], settings, preset.shards)
+    for p in settings.masses:
+        (single,) = result.of("singleton", p=p)
+        assert single.events == 4 * 4 * 63 * SOURCE.length
         assert result.of("singleton, last steps", p=p)[0].events == 4 * 4 * 10 * SOURCE.length
-        singles = round(sum(singleton.estimate.values / 100 * 4 * 63 * SOURCE.length))
+        singles = round(sum(single.estimate.values / 100 * 4 * 63 * SOURCE.length))
         assert result.of("final", p=p)[0].events == singles

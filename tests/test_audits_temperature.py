@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.audits import AUDITS, Models
-from limpet.audits.paths import prepared, states
-from limpet.audits.temperature import TIE, audited_steps, fit, inverted, tempered, two_laws
+from audit_cases import audited, long_source, smoke, tiny_network
 from limpet.denoisers.catalog import load
-from limpet.denoisers.duo import Duo, Network, Shape
-from limpet.denoisers.exact import Mixture
-from limpet.policy import Policy
-from limpet.sampler import NEVER
+from limpet.errors import LimpetError
+from limpet.samplers import CRS
+from limpet.samplers.crs import OPEN
+from limpet.studies import temperature
+from limpet.studies.paths import opened, states
+from limpet.studies.temperature import TIE, Settings, audited_calls, fit, inverted, tempered, two_laws
 
 
 def log_laws(rows: int, size: int, seed: int, scale: float = 2.0) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_a_law_that_prefers_what_the_other_avoids_is_fitted_by_the_uniform_one()
     assert float(found.residual) == pytest.approx(float((mu * (3 * mu).log()).sum()), abs=1e-9)
 
 
-def test_labels_without_mass_stay_out_of_the_fit():
+def test_tokens_without_mass_stay_out_of_the_fit():
     nu = log_laws(5, 4, seed=4)
     none = torch.full((5, 2), -torch.inf, dtype=torch.float64)
     mu = log_laws(5, 4, seed=5)
@@ -107,59 +107,52 @@ def test_only_the_union_of_the_top_sets_is_searched():
 
 def test_the_laws_are_those_of_the_denoiser_called_directly():
     source = load("exact:words")
-    run = prepared(source, Policy(nfe=16), 5, 3, trace=True)
-    wanted = audited_steps(run, 4)
+    crs, path = CRS(nfe=16), opened(source, Settings(paths=3), 5, trace=True)
+    wanted = audited_calls(crs, 4)
     assert wanted == [6, 9, 11, 14]
-    for state in states(run):
-        if state.step not in wanted:
+    for state in states(crs, path):
+        if state.call not in wanted:
             continue
-        with_labels, without = two_laws(run, state, 8)
-        signal = source.schedule.signal(run.times[state.step]).expand(3)
-        shown = torch.where(state.selected_at < state.step, state.labels, state.tokens)
+        with_labels, without = two_laws(crs, path, state, 8)
+        signal = source.schedule.signal(crs.times[state.call]).expand(3)
+        shown = torch.where(state.memory.selected_at < state.call, state.memory.labels, state.tokens)
         laws = source.law(shown, signal), source.law(state.tokens, signal)
-        open_ = state.selected_at == NEVER
+        open_ = state.memory.selected_at == OPEN
         k = 0
-        for path in range(3):
-            places = open_[path].nonzero()[:, 0].tolist()
+        for sample in range(3):
+            places = open_[sample].nonzero()[:, 0].tolist()
             for rank in np.linspace(0, len(places) - 1, 8):
                 position = places[round(rank)]
-                assert torch.allclose(with_labels[k].exp(), laws[0][path, position], atol=1e-12)
-                assert torch.allclose(without[k].exp(), laws[1][path, position], atol=1e-12)
+                assert torch.allclose(with_labels[k].exp(), laws[0][sample, position], atol=1e-12)
+                assert torch.allclose(without[k].exp(), laws[1][sample, position], atol=1e-12)
                 k += 1
         assert k == len(with_labels) == 24
-
-
-def tiny_network() -> Duo:
-    torch.manual_seed(0)
-    network = Network(Shape(vocab_size=11, length=24, width=16, blocks=1, heads=2, cond=8, hidden=32))
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return Duo(network, name="tiny-distilled")
 
 
 @pytest.mark.parametrize("name", ["exact:words", "exact:chain", "tiny"])
 def test_the_empty_context_control_changes_nothing(name):
     model = tiny_network() if name == "tiny" else load(name)
-    result = AUDITS["temperature"](Models((model,)), "smoke")
+    result = smoke(temperature, model)
     for quantity in ("control, top-rank change", "control, rank inversion"):
         (row,) = result.of(quantity)
         assert row.events == 2 * 8
         assert row.estimate.mean == 0
-        assert row.paper == ("0" if name == "tiny" else "")
+    (table,) = result.study.show(result).tables
+    printed = {entries[1].text: entries[-1].text for entries in table.groups[0]}
+    assert printed["control, rank inversion"] == ("0" if name == "tiny" else "")
     assert result.of("divergence")[0].estimate.mean > 0
 
 
-def long_source() -> Mixture:
-    """1024 tokens in 64 blocks with modes of their own: as long as the paper's texts, and quick."""
-    generator = torch.Generator().manual_seed(6)
-    return Mixture(torch.ones(3), torch.rand(3, 16, 4, generator=generator) ** 3 + 0.02, phrases=64)
-
-
 def test_paper_preset_counts():
-    preset = AUDITS["temperature"].presets["paper"]
-    assert preset.pairs == 1792 == 4 * 8 * 7 * 8
-    run = prepared(long_source(), Policy(), 0, 1)
-    assert audited_steps(run, preset.steps) == [22, 29, 35, 42, 49, 55, 62]
-    result = AUDITS["temperature"](Models((long_source(),)), "paper")
-    assert {row.events for row in result.rows if not row.quantity.startswith("control")} == {1792}
-    assert {row.events for row in result.rows if row.quantity.startswith("control")} == {4 * 8 * 8}
+    preset = temperature.PRESETS["paper"]
+    settings = preset.settings
+    assert (len(preset.shards), settings.paths, settings.calls, settings.positions) == (4, 8, 7, 8)
+    assert audited_calls(CRS(nfe=settings.nfe), settings.calls) == [22, 29, 35, 42, 49, 55, 62]
+    result = audited(temperature, [long_source()], settings, preset.shards)
+    assert {row.events for row in result.rows() if not row.quantity.startswith("control")} == {1792}
+    assert {row.events for row in result.rows() if row.quantity.startswith("control")} == {4 * 8 * 8}
+
+
+def test_too_few_calls_are_refused():
+    with pytest.raises(LimpetError, match="raise nfe"):
+        audited(temperature, [long_source()], Settings(paths=1, nfe=8, calls=7))

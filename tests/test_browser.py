@@ -1,21 +1,29 @@
 """The playground and the self-contained page in a real browser: Chromium, driven by playwright."""
 
+import json
 import re
+import sys
 import threading
 import time
 import urllib.parse
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import limpet
+from limpet import CRS, Native, samplers
+from limpet.commands import arms as parse_arms
 from limpet.denoisers import files
 from limpet.judges import has_builtin
-from limpet.policy import Policy
-from limpet.view import page, pictures
-from limpet.view.jobs import Limits
+from limpet.view import page
+from limpet.view.queue import Limits
 from limpet.view.server import application, serving
 from limpet.view.trajectory import Frame, Header, Trajectory, record
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+import pictures
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install 'limpet[dev]'")
 pytestmark = pytest.mark.skipif(
@@ -64,7 +72,7 @@ def models():
 @pytest.fixture(scope="module")
 def address(models):
     judge = limpet.load_judge(device="cpu") if has_builtin() else None
-    with serving(application(models, judge, Limits(steps=64))) as found:
+    with serving(application(models, judge, Limits(calls=64))) as found:
         yield found
 
 
@@ -91,7 +99,7 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     tab.fill("#nfe", "8")
     begun = time.monotonic()
     tab.click("#run")
-    tab.locator("#where", has_text="step").wait_for()
+    tab.locator("#where", has_text="call ").wait_for()
     assert time.monotonic() - begun < 10
     positions = set()
     while "Done." not in tab.locator("#status").text_content():
@@ -102,13 +110,15 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
         assert len(positions) > 3  # they came one by one
     assert tab.locator("#where").text_content() == "output after 8 calls"
     native, crs = text_of(tab, 0), text_of(tab, 1)
-    for arm, text, policy in ((0, native, Policy(nfe=8, horizon=0)), (1, crs, Policy(nfe=8))):
-        assert text == shown(limpet.sample(models[name], policy, 1, 8200).texts[0])
-        assert "perplexity under" in tab.locator(f".arm{arm} .scores").text_content()
+    for arm, text, sampler in ((0, native, Native(nfe=8)), (1, crs, CRS(nfe=8))):
+        assert text == shown(limpet.sample(models[name], sampler, 1, 8200).texts[0])
+        scores = tab.locator(f".arm{arm} .scores").text_content()
+        told = r"perplexity under \S.* \(\w{12}, float(32|64), (ids|law), \d+ tokens counted\)"
+        assert re.search(told, scores), scores
     assert native != crs
 
     tab.locator("#scrub").fill("0")
-    assert tab.locator("#where").text_content().startswith("step 1 of 8 · t 1.000")
+    assert tab.locator("#where").text_content().startswith("call 1 of 8 · t 1.000")
     assert text_of(tab, 0) == text_of(tab, 1) != native  # both start from the same noise
 
     with tab.expect_download() as download:
@@ -118,7 +128,7 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     with tab.expect_download() as download:
         tab.click(".arm1 button:text-is('trajectory')")
     download.value.save_as(tmp_path / "a.limpet")
-    mine, theirs = Trajectory.load(tmp_path / "a.limpet"), record(models[name], Policy(nfe=8), arm="CRS")
+    mine, theirs = Trajectory.load(tmp_path / "a.limpet"), record(models[name], CRS(nfe=8), arm="CRS")
     assert (mine.header, mine.words, mine.text) == (theirs.header, theirs.words, theirs.text)
     for a, b in zip(mine.frames, theirs.frames, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
@@ -127,6 +137,8 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     query = urllib.parse.parse_qs(urllib.parse.urlparse(link).query)
     assert query["model"] == [name]
     assert query["seed"] == ["8200"]
+    arms = {"native": {"nfe": 8, "sampler": "native"}, "CRS": {"nfe": 8, "sampler": "crs"}}
+    assert json.loads(query["arms"][0]) == arms
     tab.goto("about:blank")
     tab.goto(link)
     wait_done(tab)
@@ -143,11 +155,11 @@ def test_a_link_restores_every_choice(tab, address):
     tab.click("#fix")
     tab.fill("#fixed input[type=number]", "51")
     tab.fill("#fixed input[type=text]", "tide ")
-    tab.select_option(".policies fieldset:nth-child(1) select >> nth=0", "horizon 8")
+    tab.select_option(".samplers fieldset:nth-child(1) label:has-text('Preset') select", "horizon 8")
     tab.click("#add")
-    tab.click(".policies fieldset:nth-child(2) summary")
-    tab.fill(".policies fieldset:nth-child(2) label:has-text('Budget') input", "0.125")
-    tab.fill(".policies fieldset:nth-child(2) label:has-text('Name') input", "careful & <b>slow</b>")
+    tab.click(".samplers fieldset:nth-child(2) summary")
+    tab.fill(".samplers fieldset:nth-child(2) label:has-text('Budget') input", "0.125")
+    tab.fill(".samplers fieldset:nth-child(2) label:has-text('Name') input", "careful & <b>slow</b>")
     tab.click("#run")
     wait_done(tab)
     texts = [text_of(tab, arm) for arm in range(3)]
@@ -158,7 +170,7 @@ def test_a_link_restores_every_choice(tab, address):
     tab.goto(link)
     wait_done(tab)
     assert [text_of(tab, arm) for arm in range(3)] == texts
-    assert tab.input_value(".policies fieldset:nth-child(2) label:has-text('Budget') input") == "0.125"
+    assert tab.input_value(".samplers fieldset:nth-child(2) label:has-text('Budget') input") == "0.125"
     assert tab.input_value("#fixed input[type=text]") == "tide "
     assert tab.url == link
 
@@ -174,10 +186,20 @@ def test_a_refusal_is_shown_as_text(tab, address):
     tab.trouble[:] = [each for each in tab.trouble if "422" not in each]  # the browser logs the refusal itself
 
 
-@pytest.mark.parametrize("query", ["arms={", "arms=[]&model=nothing", "model=exact:words&arms={}", "seed=x&arms={}"])
+UNREADABLE = [
+    "model=exact:words&arms=" + urllib.parse.quote(json.dumps({"a": arm}))
+    for arm in (3, None, {"nfe": 8, "horizon": 0}, {"sampler": "nothing"}, {"sampler": "constructor"},
+                {"sampler": "crs", "horizn": 3}, {"sampler": "native", "budget": 0.5})
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "query", ["arms={", "arms=[]&model=nothing", "model=exact:words&arms={}", "seed=x&arms={}", *UNREADABLE]
+)
 def test_a_link_that_cannot_be_read_leaves_a_working_page(tab, address, query):
     tab.goto(f"{address}/?{query}")
-    tab.locator("#problem", has_text=re.compile(".")).wait_for()
+    tab.locator("#problem", has_text="This link cannot be read: ").wait_for()
+    assert tab.locator(".samplers fieldset").count() == 2
     tab.goto(address)
     tab.select_option("#model", "exact:words")
     tab.click("#run")
@@ -201,16 +223,81 @@ def test_stop_keeps_what_came(tab, models):
     with serving(app) as address:
         tab.goto(address)
         tab.click("#run")
-        tab.locator("#where", has_text="step 3 of").wait_for()
+        tab.locator("#where", has_text="call 3 of").wait_for()
         tab.click("#stop")
         tab.locator("#status", has_text="Stopped.").wait_for()
         gate.release(100)
         ends = time.monotonic() + 5
-        while app.state.desk.inside and time.monotonic() < ends:
+        while app.state.queue.inside and time.monotonic() < ends:
             time.sleep(0.01)
-        assert not app.state.desk.inside
+        assert not app.state.queue.inside
         tab.keyboard.press("Home")
-        assert tab.locator("#where").text_content().startswith("step 1 of 16")
+        assert tab.locator("#where").text_content().startswith("call 1 of 16")
+
+
+MINE = """
+from dataclasses import dataclass
+from typing import Literal
+
+from limpet import Native, knob
+
+
+@dataclass(frozen=True)
+class Mine(Native):
+    nth: int = knob(2, "Which tokens are marked <b>&.", low=1, high=9)
+    even: bool = knob(True, "Nothing to do with it.")
+    tone: Literal["soft", "loud"] | None = knob("soft", "Nor this.")
+    words: str = knob("a b", "Nor these.")
+
+    def step(self, path, state):
+        state, info = super().step(path, state)
+        return state, info._replace(marks={"nth <i>": (info.input % self.nth) == 0})
+"""
+
+
+def test_a_sampler_of_somebody_elses_has_its_knobs_and_marks_on_the_page(tab, models, tmp_path):
+    """One file: its knobs with their words, its mark in the text and the legend, its arm in the link."""
+    (tmp_path / "mine.py").write_text(MINE)
+    arms = parse_arms([f"mine: {tmp_path}/mine.py:Mine nth=3", "native nfe=5"], 4)
+    kind = type(arms["mine"])
+    model, offered = models["exact:words"], {"native": samplers.find("native"), "Mine": kind}
+    with serving(application({"exact:words": model}, arms=arms, offered=offered)) as address:
+        tab.goto(address)
+        first = tab.locator(".samplers fieldset:nth-child(1)")
+        first.locator("summary").click()
+        knob = first.locator("label", has_text="Nth")
+        assert knob.get_attribute("title") == "Which tokens are marked <b>&."
+        assert knob.locator("input").input_value() == "3"
+        assert first.locator("label", has_text="Preset").locator("option").all_text_contents() == [
+            "custom", "native", "top-p .9"
+        ]  # fmt: skip
+        first.locator("label", has_text="Tone").locator("select").select_option("none")
+        first.locator("label", has_text="Even").locator("select").select_option("false")
+        first.locator("label", has_text="Words").locator("input").fill("")
+        tab.click("#run")
+        wait_done(tab)
+        query = urllib.parse.parse_qs(urllib.parse.urlparse(tab.url).query)
+        chosen = {"sampler": "Mine", "nfe": 4, "nth": 3, "tone": None, "even": False, "words": ""}
+        assert json.loads(query["arms"][0]) == {"mine": chosen, "native": {"sampler": "native", "nfe": 5}}
+        assert text_of(tab, 0) == limpet.sample(model, Native(nfe=4), 1, 8200).texts[0]
+        assert text_of(tab, 1) == limpet.sample(model, Native(nfe=5), 1, 8200).texts[0]
+        path = record(model, kind(nfe=4, nth=3))
+        tab.evaluate("limpet.go(2)")
+        marked = path.header.marked(path.frames[2], "nth <i>")
+        assert tab.locator(".arm0 .text span.other").count() == marked.sum() > 0
+        assert tab.locator(".arm1 .text span.other").count() == 0
+        assert tab.locator("#legend li").all_text_contents() == ["given", "nth <i>", "changed"]
+        assert f"{marked.sum()} nth <i>" in tab.locator(".arm0 .facts").text_content()
+        link = tab.url
+        tab.goto("about:blank")
+        tab.goto(link)
+        wait_done(tab)
+        assert tab.url == link
+        assert first.locator("label", has_text="Tone").locator("select").input_value() == ""
+        tab.locator(".samplers fieldset:nth-child(2) label:has-text('Sampler') select").select_option("Mine")
+        assert tab.locator(".samplers fieldset:nth-child(2) label:has-text('Nth') input").input_value() == "2"
+        tab.click("#add")
+        assert tab.locator(".samplers fieldset").count() == 3
 
 
 # The page
@@ -218,8 +305,8 @@ def test_stop_keeps_what_came(tab, models):
 
 @pytest.fixture(scope="module")
 def paths(models):
-    policies = {"native": Policy(nfe=12, horizon=0), "CRS": Policy(nfe=12), "two": Policy(nfe=12, horizon=2)}
-    return [record(models["exact:words"], policy, seed=4, arm=name) for name, policy in policies.items()]
+    arms = {"native": Native(nfe=12), "CRS": CRS(nfe=12), "two": CRS(nfe=12, horizon=2)}
+    return [record(models["exact:words"], sampler, seed=4, arm=name) for name, sampler in arms.items()]
 
 
 @pytest.fixture
@@ -233,41 +320,41 @@ def test_a_page_works_from_a_file_without_network(tab, file, paths):
     """Keys, marks and words, against the trajectories themselves."""
     tab.context.set_offline(True)
     tab.goto(file)
-    tab.locator("#where", has_text="step 1 of 12").wait_for()
+    tab.locator("#where", has_text="call 1 of 12").wait_for()
     tab.locator("h1").click()
     for r in range(13):
-        assert tab.locator("#where").text_content().startswith("output" if r == 12 else f"step {r + 1} of 12")
+        assert tab.locator("#where").text_content().startswith("output" if r == 12 else f"call {r + 1} of 12")
         for a, path in enumerate(paths):
             frame = path.frames[r]
-            tokens = frame.state if r == 12 else frame.input
-            assert text_of(tab, a) == "".join(path.words[int(token)] for token in tokens)
-            marks = tab.locator(f".arm{a} .text")
-            before = path.frames[r - 1].marks if r else frame.marks
-            new = (frame.marks & 1 > 0) & (before & 1 == 0)
-            visible, expired = (frame.marks & 2 > 0) & ~new, (frame.marks & 3 == 1) & ~new
-            assert marks.locator("span.new").count() == new.sum()
-            assert marks.locator("span.visible").count() == visible.sum()
-            assert marks.locator("span.expired").count() == expired.sum()
+            assert text_of(tab, a) == "".join(path.words[int(token)] for token in frame.input)
+            facts = tab.locator(f".arm{a} .facts").text_content()
+            for mark in ("given", "selected", "visible", "chosen"):
+                marked = path.header.marked(frame, mark)
+                spans = tab.locator(f".arm{a} .text span").evaluate_all(
+                    "(all, mark) => all.map((span) => span.classList.contains(mark))", mark
+                )
+                assert spans == marked.tolist()
+                assert (f"{marked.sum()} {mark} " in facts) == (mark in path.header.marks[1:])
         tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowLeft")
-    assert tab.locator("#where").text_content().startswith("step 12")
-    assert tab.locator("#announcer").text_content().startswith("step 12 of 12")
+    assert tab.locator("#where").text_content().startswith("call 12")
+    assert tab.locator("#announcer").text_content().startswith("call 12 of 12")
     assert "CRS: " in tab.locator("#announcer").text_content()
     tab.keyboard.press("Home")
-    assert tab.locator("#where").text_content().startswith("step 1 ")
+    assert tab.locator("#where").text_content().startswith("call 1 ")
     tab.keyboard.press("End")
     assert tab.locator("#where").text_content().startswith("output")
     tab.select_option("#speed", "70")
     tab.locator("h1").click()
     tab.keyboard.press("Space")
-    tab.locator("#where", has_text=re.compile("step ([3-9]|1\\d) of")).wait_for()
+    tab.locator("#where", has_text=re.compile("call ([3-9]|1\\d) of")).wait_for()
     tab.keyboard.press("Space")
     assert tab.locator("#play").get_attribute("aria-label") == "Play"
 
 
 def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     tab.goto(file)
-    tab.locator("#where", has_text="step 1 of 12").wait_for()
+    tab.locator("#where", has_text="call 1 of 12").wait_for()
     tab.evaluate("limpet.go(8)")
     tab.locator(".arm1 .text span").nth(7).hover()
     about = tab.locator("#position")
@@ -276,9 +363,12 @@ def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     candidates = about.locator(".side.arm1 .candidates li .word").all_text_contents()
     assert candidates == [f'"{words[int(token)]}"' for token in frame.ids[7]]
     history = about.locator(".side.arm1 .history .word").all_text_contents()
-    stood = [words[int(f.state[7] if r == 12 else f.input[7])] for r, f in enumerate(paths[1].frames)]
+    stood = [words[int(f.input[7])] for f in paths[1].frames]
     runs = [word for r, word in enumerate(stood) if r == 0 or word != stood[r - 1]]
     assert history == [f'"{word}"' for word in runs]
+    summary = about.locator(".side.arm1 p").text_content()
+    held = [mark for mark in paths[1].header.marks if paths[1].header.marked(frame, mark)[7]]
+    assert [part.split(" since call ")[0] for part in summary.partition('" ')[2].split(", ")] == (held or ["free"])
     tab.locator("#hint").or_(tab.locator("h1")).first.hover()
     tab.locator(".arm0 .text").focus()
     tab.keyboard.press("ArrowDown")
@@ -290,7 +380,7 @@ def test_a_position_tells_its_history_and_candidates(tab, file, paths):
 
 def test_colours_and_best_guess(tab, file, paths):
     tab.goto(file)
-    tab.locator("#where", has_text="step 1 of 12").wait_for()
+    tab.locator("#where", has_text="call 1 of 12").wait_for()
     tab.evaluate("limpet.go(5)")
     tab.select_option("#show", "guess")
     guess = "".join(paths[0].words[int(token)] for token in paths[0].frames[5].ids[:, 0])
@@ -310,7 +400,7 @@ def test_the_page_can_be_used_without_sight_and_on_a_phone(tab, file):
     for scheme in ("light", "dark"):
         tab.emulate_media(color_scheme=scheme)
         tab.goto(file)
-        tab.locator("#where", has_text="step 1 of 12").wait_for()
+        tab.locator("#where", has_text="call 1 of 12").wait_for()
         tab.evaluate("limpet.go(8)")
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360
         for pair in contrasts(tab):
@@ -349,15 +439,15 @@ def contrasts(tab):
 
 
 def test_hostile_words_stay_words(tab, paths, tmp_path):
-    header = Header(**{**paths[0].header.__dict__, "arm": HOSTILE, "model": HOSTILE})
+    header = replace(paths[1].header, arm=HOSTILE, model=HOSTILE, marks=["given", HOSTILE, "visible", "chosen"])
     words = {
-        token: HOSTILE if token == int(paths[0].frames[0].state[0]) else word for token, word in paths[0].words.items()
+        token: HOSTILE if token == int(paths[1].frames[0].state[0]) else word for token, word in paths[1].words.items()
     }
     made = tmp_path / "hostile.html"
-    hostile = Trajectory(header, paths[0].frames, words, HOSTILE, {"judge": HOSTILE, "perplexity": 2.0})
+    hostile = Trajectory(header, paths[1].frames, words, HOSTILE, {"judge": HOSTILE, "perplexity": 2.0})
     made.write_text(page.self_contained([hostile]), encoding="utf-8")
     tab.goto(made.as_uri())
-    tab.locator("#where", has_text="step 1 of 12").wait_for()
+    tab.locator("#where", has_text="call 1 of 12").wait_for()
     assert HOSTILE in text_of(tab, 0)
     assert tab.locator("h2").text_content() == HOSTILE
     assert tab.locator("img").count() == 0
@@ -366,14 +456,15 @@ def test_hostile_words_stay_words(tab, paths, tmp_path):
 
 
 def long_path(name, random, words):
-    """1024 positions and 64 steps, of which each changes a fifth of the tokens: more than any sampler does."""
-    header = Header(name, "m", "d", Policy().to_dict(), 1, 0, 1024, 50258, np.linspace(1, 0, 64).tolist(), 4)
+    """1024 positions and 64 calls, of which each changes a fifth of the tokens: more than any sampler does."""
+    marks = ["given", "selected", "visible"]
+    header = Header(name, "m", "d", CRS().to_dict(), marks, 1, 0, 1024, 50258, 64, 4)
     state, marks, frames = random.integers(50258, size=1024), np.zeros(1024, int), []
     for _ in range(65):
         state = np.where(random.random(1024) < 0.2, random.integers(50258, size=1024), state)
-        marks = np.where(random.random(1024) < 0.02, 3, marks)
+        marks = np.where(random.random(1024) < 0.02, 6, marks)
         ids, mass = random.integers(50258, size=(1024, 4)), random.integers(256, size=(1024, 4))
-        frames.append(Frame(state, state, marks, random.integers(65536, size=1024), ids, mass))
+        frames.append(Frame(0.5, state, state, marks, random.integers(65536, size=1024), ids, mass))
     return Trajectory(header, frames, words, "text")
 
 
@@ -387,7 +478,7 @@ def test_a_long_page_scrubs_without_lag(tab, tmp_path):
     made.write_text(page.self_contained(arms), encoding="utf-8")
     begun = time.monotonic()
     tab.goto(made.as_uri())
-    tab.locator("#where", has_text="step 1 of 64").wait_for()
+    tab.locator("#where", has_text="call 1 of 64").wait_for()
     assert time.monotonic() - begun < 10
     passes = tab.evaluate("""() => Array.from({ length: 5 }, () => Array.from({ length: 65 }, (_, r) => {
       const begun = performance.now();
@@ -421,7 +512,7 @@ def test_the_first_step_comes_within_a_second(tab, address):
         tab.fill("#seed", str(seed))
         begun = time.monotonic()
         tab.click("#run")
-        tab.locator("#where", has_text="step").wait_for()
+        tab.locator("#where", has_text="call ").wait_for()
         took.append(time.monotonic() - begun)
         wait_done(tab)
     assert float(np.median(took)) < 1

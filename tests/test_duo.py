@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from duo_transcription import forward
+from limpet.denoisers.catalog import load
 from limpet.denoisers.duo import Duo, Linear, Network, Shape
-from limpet.denoisers.files import load
 from limpet.denoisers.tensors import read_tensors
+from limpet.engine.process import SCHEDULES
 from limpet.errors import LimpetError
-from limpet.process import SCHEDULES
 
 TINY = Shape(vocab_size=53, length=12, width=32, blocks=3, heads=2, cond=16, hidden=80)
 TIMES = torch.tensor([1.0, 0.5, 0.1, 1e-5], dtype=torch.float64)
@@ -216,7 +216,7 @@ def test_a_bfloat16_model_saves_and_loads_as_itself(tmp_path):
 def test_the_digest_tells_apart_what_decides_the_output():
     base = Duo(random_network())
     twin = Duo(random_network())
-    wider_heads = Duo(random_network(Shape(**{**TINY.to_dict(), "heads": 4})))
+    wider_heads = Duo(random_network(Shape(**{**vars(TINY), "heads": 4})))
     others = [
         Duo(random_network(seed=1)),
         Duo(random_network(), precision="bfloat16"),

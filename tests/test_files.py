@@ -20,20 +20,14 @@ from safetensors.torch import load_file, save_file
 
 from limpet.commands import info as info_command
 from limpet.denoisers import files, torchfile
+from limpet.denoisers.catalog import load
 from limpet.denoisers.duo import Duo, Network, Shape
-from limpet.denoisers.files import digest_of, load, pack_rows, read_tensors, unpack_rows
+from limpet.denoisers.tensors import digest_of, pack_rows, read_tensors, unpack_rows
 from limpet.denoisers.torchfile import Inert, Stored, walk_pickle
 from limpet.errors import LimpetError
 from test_duo import RELEASED, TINY, random_network
 
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path_factory):
-    """No test reaches for the hub or sees this machine's cache, unless it says so."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub")))
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 class Settings:
@@ -165,7 +159,7 @@ def test_a_checkpoints_running_average_is_used(tmp_path):
     assert same(averaged, network, shift=1)
     assert same(raw, network)
     assert (averaged.info["weights"], raw.info["weights"]) == ("ema", "raw")
-    assert averaged.network.shape == raw.network.shape == Shape(**{**TINY.to_dict(), "length": 1024})
+    assert averaged.network.shape == raw.network.shape == Shape(**{**vars(TINY), "length": 1024})
     assert averaged.digest != raw.digest
 
 
@@ -262,6 +256,8 @@ def test_wrong_words(tmp_path):
     folder = hub_like(random_network(), tmp_path / "m")
     refused(folder, "precision is one of", precision="half")
     refused(folder, 'weights is "ema" or "raw"', weights="best")
+    refused("mini", "^precision is one of", precision="half")
+    refused("mini", "^mini cannot be asked for a model .*'colour'", colour="blue")
     with pytest.raises(LimpetError, match="device 'abacus' cannot be used"):
         load(folder, device="abacus")
 
@@ -371,7 +367,8 @@ def test_some_other_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        ({"model_type": "mdlm"}, "model_type 'mdlm', and a Duo model takes \"duo\""),
+        ({"model_type": "mdlm"}, "model_type 'mdlm', and the families known here are duo"),
+        ({"model_type": 3}, "model_type 3, and a model takes a text"),
         ({"causal": True}, "causal True, and a Duo model takes false"),
         ({"n_heads": "12"}, "n_heads '12'"),
         ({"n_heads": True}, "n_heads True"),
@@ -698,7 +695,7 @@ def test_info_says_what_was_loaded(tmp_path, capsys):
     about = json.loads(capsys.readouterr().out)
     assert about["digest"] == model.digest
     assert about["parameters"] == sum(p.numel() for p in random_network().parameters())
-    assert (about["tensors"], about["shape"]) == (40, TINY.to_dict())
+    assert (about["tensors"], about["shape"]) == (40, vars(TINY))
     assert (about["source"], about["weights"], about["precision"]) == ("folder", "as stored", "float32")
     assert (about["predicts"], about["schedule"]) == ("leave-one-out", "log-linear")
     assert about["signal"]["t = 1"] == pytest.approx(1e-3)

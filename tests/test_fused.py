@@ -3,33 +3,30 @@
 The kernels are the same text either way. Equality with `steps/lazy.py` is exact here: no uniform of these seeds
 falls within rounding of an edge."""
 
-# ruff: noqa: E402
 from __future__ import annotations
 
-import os
-from dataclasses import replace
+import itertools
+from pathlib import Path as File
 
 import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+from backends import DEVICE, Case, case_of, same, step  # first: it says who runs the kernels
 
 pytest.importorskip("triton")
 
-import limpet
-from limpet import process, sampler, selector, support
+from limpet import CRS, registry
 from limpet.denoisers import fused as fused_denoiser
-from limpet.denoisers.duo import Duo, Network, Shape
+from limpet.denoisers.duo import Duo, Network, Shape, set_precision
+from limpet.denoisers.fast import AlignedHead
 from limpet.denoisers.fused import FusedBody
-from limpet.fast import AlignedHead
-from limpet.samples import prepare
-from limpet.speed import trained_like
-from limpet.steps import Outcome, Transition, fused, lazy, released
-from limpet.streams import Purpose, Stream
+from limpet.engine import process, selector, support
+from limpet.engine.path import generate, open_path
+from limpet.engine.steps import Outcome, fastest, fused, lazy, released
+from limpet.engine.streams import Purpose, Stream
 
+trained_like = registry.from_file(f"{File(__file__).parents[1] / 'tools/trained_like.py'}:trained_like")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 
@@ -37,8 +34,10 @@ def random_generator(seed: int) -> torch.Generator:
     return torch.Generator(DEVICE).manual_seed(seed)
 
 
-def case(seed: int, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, tied: bool = False, **changes):
-    """Random logits, some of them equal if `tied`, and a transition that revises most positions, inspects some."""
+def drawn_case(
+    seed: int, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, tied: bool = False, **changes
+) -> tuple[Tensor, Case]:
+    """Random logits, some of them equal if `tied`, and a step that revises most positions and inspects some."""
     generator = random_generator(seed)
     batch, length, vocab_size = shape
     logits = 2 * torch.randn(shape, generator=generator, device=DEVICE)
@@ -48,24 +47,19 @@ def case(seed: int, shape: tuple[int, int, int], dtype: torch.dtype = torch.floa
     other = torch.randint(vocab_size, (batch, length), generator=generator, device=DEVICE)
     mask = torch.rand(batch, length, 3, generator=generator, device=DEVICE)
     values = {
-        "tokens": tokens, "seen": torch.where(mask[..., 0] < 0.3, other, tokens), "revise": mask[..., 1] < 0.9,
-        "inspect": mask[..., 2] < 0.4, "vocab_size": vocab_size, "signal_t": 0.02, "signal_s": 0.6, "top_p": 1.0,
-        "boundary": "released", "convert": False, "stream": Stream(8200, torch.arange(batch, device=DEVICE) + 5),
-        "step": 3,
+        "seen": torch.where(mask[..., 0] < 0.3, other, tokens), "revise": mask[..., 1] < 0.9,
+        "inspect": mask[..., 2] < 0.4, "signal_t": 0.02, "signal_s": 0.6,
+        "stream": Stream(8200, torch.arange(batch, device=DEVICE) + 5), "call": 3,
     }  # fmt: skip
-    return logits, Transition(**(values | changes))
+    return logits, case_of(tokens, vocab_size, **(values | changes))
 
 
-def same(rows: Tensor) -> Tensor:
-    return rows
-
-
-def agree(logits: Tensor, transition: Transition, head=same) -> None:
-    one, other = lazy.advance(head, logits, transition), fused.advance(head, logits, transition)
+def agree(logits: Tensor, case: Case, head=same) -> None:
+    one, other = (step(each.BACKEND, logits, case, head) for each in (lazy, fused))
     assert torch.equal(one.tokens, other.tokens)
     assert torch.equal(one.top, other.top)
     torch.testing.assert_close(other.deficit, one.deficit, rtol=1e-6, atol=1e-12)
-    assert (one.tokens != transition.tokens).any()
+    assert (one.tokens != case.transition.tokens).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -73,49 +67,72 @@ def agree(logits: Tensor, transition: Transition, head=same) -> None:
     ("top_p", "boundary"), [(1.0, "released"), (0.8, "released"), (0.8, "paper"), (0.05, "released")]
 )
 def test_it_is_lazy(dtype: torch.dtype, top_p: float, boundary: str) -> None:
-    agree(*case(1, (2, 8, 37), dtype, tied=dtype == torch.bfloat16, top_p=top_p, boundary=boundary))
+    agree(*drawn_case(1, (2, 8, 37), dtype, tied=dtype == torch.bfloat16, top_p=top_p, boundary=boundary))
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
 def test_it_is_lazy_with_a_vocabulary_of_several_blocks(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "BLOCK", 16)
-    agree(*case(2, (2, 8, 83), tied=True, top_p=top_p))
+    agree(*drawn_case(2, (2, 8, 83), tied=True, top_p=top_p))
 
 
 def test_it_is_lazy_for_a_model_that_predicts_posteriors() -> None:
-    agree(*case(3, (2, 8, 19), convert=True, signal_t=0.3, top_p=0.9))
+    agree(*drawn_case(3, (2, 8, 19), convert=True, signal_t=0.3, top_p=0.9))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.3])
+def test_it_is_lazy_at_a_temperature(temperature: float, dtype: torch.dtype) -> None:
+    """With and without top-p, and for a model that predicts posteriors, whose evidence is taken out first."""
+    for top_p, convert in itertools.product((1.0, 0.8), (False, True)):
+        agree(
+            *drawn_case(
+                11, (2, 8, 37), dtype, tied=dtype == torch.bfloat16, temperature=temperature, top_p=top_p,
+                convert=convert, signal_t=0.3 if convert else 0.02,
+            )
+        )  # fmt: skip
+
+
+def test_a_temperature_of_1_is_none() -> None:
+    logits, case = drawn_case(12, (2, 8, 37), top_p=0.8)
+    plainly, at_1, cool = (
+        step(fused.BACKEND, logits, case.but(**how)) for how in ({}, {"temperature": 1}, {"temperature": 0.8})
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plainly, at_1, strict=True))
+    looked = case.transition.inspect
+    assert (cool.deficit[looked] < plainly.deficit[looked]).all()
 
 
 def test_it_is_lazy_at_the_readout_and_with_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draw at signal 1, five rows of the head at a time, and logits whose rows are padded or transposed."""
     monkeypatch.setattr(fused, "CHUNK", 5 * 19)
-    logits, transition = case(4, (2, 8, 19), signal_t=0.4, signal_s=1.0)
+    logits, case = drawn_case(4, (2, 8, 19), signal_t=0.4, signal_s=1.0)
     sizes = []
 
     def padded(rows: Tensor) -> Tensor:
         sizes.append(len(rows))
         return torch.nn.functional.pad(rows, (0, 13), value=100.0)[:, :19]  # whatever lies beyond must not be read
 
-    agree(logits, transition, padded)
+    agree(logits, case, padded)
     assert max(sizes[len(sizes) // 2 :]) <= 5
-    agree(logits, transition, lambda rows: rows.T.contiguous().T)
+    agree(logits, case, lambda rows: rows.T.contiguous().T)
 
 
 @pytest.mark.parametrize(("boundary", "kept"), [("released", {0, 1, 2}), ("paper", {0, 1})])
 def test_an_exact_tie_at_the_edge_of_the_nucleus(boundary: str, kept: set[int]) -> None:
-    """Four equal labels and p = 1/2: the paper keeps two, the released code three; ties go to lower ids."""
+    """Four equal tokens and p = 1/2: the paper keeps two, the released code three; ties go to lower ids."""
     shape = (4, 8)
     tokens = torch.full(shape, 3, device=DEVICE)
-    _, transition = case(5, (*shape, 4), tokens=tokens, seen=tokens, top_p=0.5, boundary=boundary, signal_t=1e-9,
-                         signal_s=1.0, revise=tokens > 0)  # fmt: skip
-    drawn = fused.advance(same, torch.zeros(*shape, 4, device=DEVICE), transition).tokens
+    case = case_of(tokens, 4, top_p=0.5, boundary=boundary, signal_t=1e-9, signal_s=1.0)
+    drawn = step(fused.BACKEND, torch.zeros(*shape, 4, device=DEVICE), case).tokens
     assert set(drawn.flatten().tolist()) == kept
 
 
 def test_impossible_tokens_are_never_drawn_and_never_looked_at_amiss() -> None:
-    logits, transition = case(6, (2, 8, 11), top_p=0.9)
+    logits, case = drawn_case(6, (2, 8, 11), top_p=0.9)
     logits[..., ::2] = -torch.inf
-    agree(logits, transition)
+    for temperature in (1.0, 0.5):
+        agree(logits, case.but(temperature=temperature))
 
 
 @pytest.mark.parametrize("seed", [0, 8200, 2**31 + 7, 2**63 + 11, 2**64 - 1])
@@ -123,13 +140,11 @@ def test_the_uniforms_are_the_streams(seed: int) -> None:
     """Where every move is to a uniform token, tokens say which bits were used."""
     vocab_size = 1000
     stream = Stream(seed, torch.tensor([0, 70000], device=DEVICE))
-    _, transition = case(7, (2, 6, 4), stream=stream)
     tokens = torch.full((2, 6), vocab_size - 1, device=DEVICE)
-    transition = Transition(
-        **{**vars(transition), "tokens": tokens, "seen": tokens, "vocab_size": vocab_size, "signal_t": 1e-12,
-           "signal_s": 1e-6, "revise": tokens > 0, "inspect": tokens < 0}
+    case = case_of(
+        tokens, vocab_size, stream=stream, call=3, signal_t=1e-12, signal_s=1e-6, inspect=tokens < 0
     )  # fmt: skip
-    moved = fused.advance(lambda rows: torch.zeros(len(rows), vocab_size, device=DEVICE), tokens[..., None], transition)
+    moved = step(fused.BACKEND, tokens[..., None], case, lambda rows: torch.zeros(len(rows), vocab_size, device=DEVICE))
     coin, _ = stream.uniforms(3, torch.arange(6, device=DEVICE), Purpose.COINS)
     _, uniform = stream.uniforms(3, torch.arange(6, device=DEVICE), Purpose.TOKENS)
     moves = (coin >= 1e-6) & (coin < 1 - 1e-6)
@@ -138,26 +153,29 @@ def test_the_uniforms_are_the_streams(seed: int) -> None:
 
 
 def test_a_plan_holds_what_needs_no_law() -> None:
-    """Planned apart or within, the outcome is the same; the rows are those that lazy evaluates, in their order."""
-    logits, transition = case(8, (2, 8, 19))
-    planned = fused.plan(transition)
+    """The rows are those that lazy evaluates, in their order; what the others return is there before the body runs."""
+    logits, case = drawn_case(8, (2, 8, 19))
+    planned = fused.plan(*case)
     rows: list[Tensor] = []
-    lazy.advance(lambda given: rows.append(given) or given, logits, transition)  # type: ignore[func-returns-value]
-    count = sum(len(part) for part in rows)
-    if planned.ready is not None:
-        planned.ready.synchronize()
-    assert int(planned.rows) == count
-    assert torch.equal(logits.flatten(0, 1)[planned.index[:count].long()], torch.cat(rows))
-    for one, other in zip(fused.advance(same, logits, planned), fused.advance(same, logits, transition), strict=True):
-        assert torch.equal(one, other)
+    step(lazy.BACKEND, logits, case, lambda given: rows.append(given) or given)  # type: ignore[func-returns-value]
+    index = planned.needed()
+    assert torch.equal(logits.flatten(0, 1)[index.long()], torch.cat(rows))
+    assert planned.told.tolist() == [len(index), -1, -1]
+    spared = torch.ones(logits.shape[:2].numel(), dtype=torch.bool, device=DEVICE)
+    spared[index.long()] = False
+    before = [part.flatten()[spared].clone() for part in planned.outcome]
+    after = [part.flatten()[spared] for part in fused.advance(same, logits, planned)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert torch.equal(before[0], case.transition.tokens.flatten()[spared])
 
 
 def test_where_no_row_is_needed_nothing_happens() -> None:
-    logits, transition = case(9, (2, 4, 7))
-    none = torch.zeros_like(transition.revise)
-    still = Transition(**{**vars(transition), "revise": none, "inspect": none})
-    outcome: Outcome = fused.advance(lambda rows: pytest.fail("the head was asked"), logits, still)
-    assert torch.equal(outcome.tokens, transition.tokens)
+    logits, case = drawn_case(9, (2, 4, 7))
+    none = torch.zeros_like(case.transition.revise)
+    outcome: Outcome = step(
+        fused.BACKEND, logits, case.but(revise=none, inspect=none), lambda rows: pytest.fail("the head was asked")
+    )
+    assert torch.equal(outcome.tokens, case.transition.tokens)
     assert (outcome.deficit == torch.inf).all()
     assert (outcome.top == 0).all()
 
@@ -178,19 +196,20 @@ def test_it_selects_as_the_selector_does(spacing: int) -> None:
             assert torch.equal(fused.select(deficit, eligible, *limits, spacing).cpu(), expected)
 
 
-def test_the_sampler_takes_the_fused_parts_where_there_is_a_gpu() -> None:
-    """A whole path through plan, advance and select is the lazy one."""
+@pytest.mark.parametrize("sampler", [
+    CRS(nfe=4, spacing=1, late_top_p=0.8),
+    CRS(nfe=4, spacing=1, temperature=0.8, horizon=1, endpoint="ancestral"),
+], ids=lambda sampler: sampler.caption)  # fmt: skip
+def test_a_path_by_fused_steps_is_the_lazy_one(sampler: CRS) -> None:
+    """A whole path through plan, advance and select; and it is what a path takes by itself where there is a GPU."""
+    assert (fastest(DEVICE) is fused.BACKEND) == (DEVICE == "cuda")
     model = Duo(trained_like(Shape(vocab_size=23, length=8, width=32, blocks=1, heads=2, hidden=32))).to(DEVICE)
-    policy = limpet.Policy(nfe=4, spacing=1, late_top_p=0.8)
     fixed = torch.full((2, 8), -1, device=DEVICE)
     stream = Stream(1, torch.arange(2, device=DEVICE))
-    by_itself = prepare(model, policy, stream, fixed)
-    assert (by_itself.advance is fused.advance) == (DEVICE == "cuda")
-    run = replace(by_itself, plan=fused.plan, advance=fused.advance)
-    plain = prepare(model, policy, stream, fixed, advance=lazy.advance)
-    for (one, _), (other, _) in zip(sampler.generate(run), sampler.generate(plain), strict=True):
+    paths = [generate(sampler, open_path(model, stream, fixed, each.BACKEND)) for each in (fused, lazy)]
+    for (one, _), (other, _) in zip(*paths, strict=True):
         assert torch.equal(one.tokens, other.tokens)
-        assert torch.equal(one.selected_at, other.selected_at)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.memory, other.memory, strict=True))
 
 
 def test_the_released_step_draws_from_the_same_law() -> None:
@@ -198,13 +217,9 @@ def test_the_released_step_draws_from_the_same_law() -> None:
     torch.manual_seed(0)
     law = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0], dtype=torch.float64)
     tokens = torch.ones(100, 1000, dtype=torch.long)
-    every = torch.ones_like(tokens, dtype=torch.bool)
     for top_p in (1.0, 0.65):
-        transition = Transition(
-            tokens=tokens, seen=tokens, revise=every, inspect=every, vocab_size=5, signal_t=0.4, signal_s=0.7,
-            top_p=top_p, boundary="released", convert=False, stream=Stream(0, torch.arange(100)), step=0,
-        )  # fmt: skip
-        outcome = released.advance(same, law.log().expand(100, 1000, 5), transition)
+        case = case_of(tokens, 5, seed=0, signal_s=0.7, top_p=top_p)
+        outcome = step(released.BACKEND, law.log().expand(100, 1000, 5), case)
         exact = process.reverse_law(support.restrict(law, top_p), torch.tensor(1), 0.4, 0.7)
         counts = outcome.tokens.flatten().bincount(minlength=5)
         statistic = ((counts - exact * 1e5) ** 2 / (exact * 1e5)).sum()
@@ -235,7 +250,7 @@ def test_the_fused_body_is_the_body(shape: Shape) -> None:
     with torch.no_grad():
         exact = network.body(tokens, sigma)
         torch.testing.assert_close(FusedBody(network)(tokens, sigma), exact, rtol=1e-5, atol=1e-5)
-        network.set_precision(torch.bfloat16)
+        set_precision(network, torch.bfloat16)
         plain = network.body(tokens, sigma)
         fused_body = FusedBody(network)(tokens, sigma)
     assert fused_body.dtype == torch.bfloat16
@@ -251,7 +266,8 @@ def test_the_fused_body_can_be_asked_for_some_positions(
     """Also where whole samples are left out, and from one block, which is the first and the last."""
     monkeypatch.setattr(fused_denoiser, "SMALL", 0)
     shape = Shape(vocab_size=19, length=8, width=32, blocks=blocks, heads=2, cond=8, hidden=40)
-    network = random_network(shape).set_precision(precision)
+    network = random_network(shape)
+    set_precision(network, precision)
     tokens = torch.randint(shape.vocab_size, (3, 7), generator=random_generator(2), device=DEVICE)
     sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
     most = 1e-5 if precision == torch.float32 else 0.05
@@ -266,13 +282,14 @@ def test_the_fused_body_can_be_asked_for_some_positions(
 
 def test_a_plan_says_which_positions_will_be_read() -> None:
     """Those where coin one moves and those inspected, as the lazy step reads them; none where there is nothing."""
-    logits, transition = case(9, (2, 8, 19))
+    logits, case = drawn_case(9, (2, 8, 19))
     read = []
-    lazy.advance(lambda rows: (read.append(rows), rows[:, :19])[1], _numbered(logits), transition)
-    assert torch.cat(read)[:, 19].long().tolist() == fused.plan(transition).needed().tolist()
-    nothing = torch.zeros_like(transition.revise)
-    assert len(fused.plan(replace(transition, revise=nothing, inspect=nothing)).needed()) == 0
-    assert transition.needed() is None
+    step(lazy.BACKEND, _numbered(logits), case, lambda rows: (read.append(rows), rows[:, :19])[1])
+    positions = torch.cat(read)[:, 19].long().tolist()
+    assert positions == fused.plan(*case).needed().tolist() == lazy.plan(*case).needed().tolist()
+    nothing = torch.zeros_like(case.transition.revise)
+    assert len(fused.plan(*case.but(revise=nothing, inspect=nothing)).needed()) == 0
+    assert released.BACKEND.plan(*case).needed() is None
 
 
 def _numbered(logits: Tensor) -> Tensor:
@@ -317,11 +334,17 @@ def test_a_path_hides_no_synchronisation(precision: str, small: int, monkeypatch
     shape = Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64)
     model = Duo(trained_like(shape), precision=precision).to(DEVICE)
     fixed = torch.full((4, 64), -1, device=DEVICE)
-    run = prepare(model, limpet.Policy(nfe=8), Stream(1, torch.arange(4, device=DEVICE)), fixed)
+    sampler, stream = CRS(nfe=8), Stream(1, torch.arange(4, device=DEVICE))
+
+    def path() -> None:
+        """Every call; what follows them, that all laws were laws, waits for the device by intent."""
+        for _ in itertools.islice(generate(sampler, open_path(model, stream, fixed)), sampler.nfe):
+            pass
+
     with torch.inference_mode():
-        list(sampler.generate(run))
+        path()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            list(sampler.generate(run))
+            path()
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -73,7 +73,7 @@ def causal_folder(tmp_path_factory):
     network = causal.Network(SHAPE)
     state = {name: 10 * p.detach() if "embedding" in name else p.detach() for name, p in network.named_parameters()}
     write_tensors(folder / "model.safetensors", pack_rows(state))
-    (folder / "config.json").write_text(json.dumps({"model_type": "causal", **SHAPE.to_dict()}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "causal", **vars(SHAPE)}))
     write_tokenizer(folder / "tokenizer.json")
     return folder
 
@@ -413,7 +413,7 @@ def test_a_judge_without_tokenizer_scores_ids_alone(gpt2_folder, tmp_path):
         (lambda j: gen_nll(j, ["a"], "text", []), "0 prefixes for 1 samples"),
         (lambda j: gen_nll(j, ["a"], "released", ["b"]), "no continuation"),
         (lambda j: j.features([[]]), "empty text"),
-        (lambda j: load_judge(j.name, precision="float16"), "none of float32, bfloat16"),
+        (lambda j: load_judge(j.name, precision="float16"), "one of float32, bfloat16, not 'float16'"),
     ],
 )
 def test_errors_are_sentences(gpt2, call, words):
@@ -427,7 +427,7 @@ def test_a_folder_whose_weights_do_not_fit_is_refused(causal_folder, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden": 128}))
-    with pytest.raises(LimpetError, match="do not fit"):
+    with pytest.raises(LimpetError, match="does not fit"):
         load_judge(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({**config, "colour": "blue"}))
     with pytest.raises(LimpetError, match="gives no sizes"):

@@ -16,11 +16,11 @@ FILE = """\
 model = "exact:words"
 shards = [1, 2]
 samples = 2
-[policy]
+[common]
 nfe = 4
-[arms.native]
-horizon = 0
-[arms.CRS]
+[arms]
+native = "native"
+CRS = "crs"
 """
 
 
@@ -62,6 +62,18 @@ def test_run_status_report(file, tmp_path, capfd):
     capfd.readouterr()
     assert limpet("report", file, *store, "--out", tmp_path / "report", "--json") == 0
     assert set(json.loads(capfd.readouterr().out)[0]["cells"]) == {"native", "CRS"}
+
+
+def test_a_report_is_written_anew_from_its_numbers(file, tmp_path, capfd):
+    limpet("run", file, "--store", tmp_path / "store")
+    limpet("report", file, "--store", tmp_path / "store", "--out", tmp_path / "first")
+    assert limpet("report", file, "--from", tmp_path / "first", "--out", tmp_path / "again") == 0
+    kept = [path.relative_to(tmp_path / "first") for path in (tmp_path / "first").rglob("*.*")]
+    assert kept
+    for path in kept:
+        assert (tmp_path / "again" / path).read_bytes() == (tmp_path / "first" / path).read_bytes()
+    with pytest.raises(LimpetError, match="holds no report of mine"):
+        limpet("report", file, "--from", tmp_path, "--out", tmp_path / "never")
 
 
 def test_what_is_wrong_is_said_before_any_work(file, tmp_path):

@@ -4,8 +4,9 @@ import pytest
 
 from lab_cases import contents
 from limpet.errors import LimpetError
-from limpet.lab import Bench, Store, collect, files, report, run
+from limpet.lab import Shelf, Store, collect, files, report, run, units
 from limpet.lab.places.local import local
+from limpet.samplers import CRS, Native
 
 GOOD = """\
 # Budgets on the source of words
@@ -15,19 +16,20 @@ shards = [1, 2]
 samples = 2
 metrics = ["entropy", "rep-4"]
 
-[policy]
+[common]
 nfe = 4
-horizon = 0
+budget = 0.1
 
-[arms.native]
+[arms]
+native = "native"
 
 [arms."CRS, small"]
+sampler = "crs"
 horizon = inf
-budget = 0.1
+count = 7
 
 [arms.second]
-horizon = inf
-budget = 0.1
+sampler = "crs"
 values = "second"
 replay = "CRS, small"
 
@@ -49,13 +51,14 @@ def write(tmp_path, text):
 
 
 def test_a_file_is_a_study(tmp_path):
-    bench, store = Bench(), Store(tmp_path / "store")
-    made = files.load(write(tmp_path, GOOD), bench)
+    shelf, store = Shelf(), Store(tmp_path / "store")
+    made = files.load(write(tmp_path, GOOD), shelf)
     assert made.name == "budgets"
-    assert [cell.policy.horizon for cell in made.cells] == [0, None, None]
+    assert [cell.sampler for cell in made.cells] == [
+        Native(nfe=4), CRS(nfe=4, budget=0.1, count=7), CRS(nfe=4, budget=0.1, values="second"),
+    ]  # fmt: skip
     assert made.cell("second").replay == "CRS, small"
-    assert made.cell("second").policy.nfe == 4
-    run(made, store, local(bench=bench), bench)
+    run(made, store, local(shelf=shelf), shelf)
     results = collect(made, store)
     page = made.show(results)
     assert [contrast.name for contrast in page.contrasts] == [
@@ -68,7 +71,7 @@ def test_a_file_is_a_study(tmp_path):
 
 def test_several_models_cross_the_arms(tmp_path):
     text = GOOD.replace('model = "exact:words"', 'models = ["exact:words", "exact:chain"]')
-    made = files.load(write(tmp_path, text), Bench())
+    made = files.load(write(tmp_path, text), Shelf())
     assert len(made.cells) == 6
     assert made.cell("exact:chain/second").replay == "exact:chain/CRS, small"
 
@@ -76,26 +79,38 @@ def test_several_models_cross_the_arms(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
-        ("samples = 2", "sampels = 2", 5, "no field 'sampels' here; did you mean samples?"),
+        ("samples = 2", "sampels = 2", 5, "no field 'sampels'; did you mean samples?"),
         ("samples = 2", 'samples = "two"', 5, "samples is 'two'; it takes a whole number"),
         ("samples = 2", "samples = 0", 12, "at least one"),
         ("shards = [1, 2]", "shards = 1", 4, "it takes a list"),
         ("shards = [1, 2]", "shards = [1, true]", 4, "it takes a list"),
         ("shards = [1, 2]", "shards = [1, 1]", 12, "there twice"),
-        ("nfe = 4", "nfe = 1", 9, "policy field nfe is 1"),
-        ("nfe = 4", "nef = 4", 9, "no field 'nef'; did you mean nfe?"),
-        ("budget = 0.1\n\n", "budget = -1\n\n", 16, "policy field budget is -1"),
-        ('values = "second"', 'values = "third"', 21, "policy field values is 'third'"),
-        ('replay = "CRS, small"', 'replay = "CRS"', 22, "arm second replays 'CRS'"),
-        ('against = "native"', 'against = "natvie"', 26, "against is 'natvie'"),
-        ('measure = "entropy"', 'metric = "entropy"', 31, "no field 'metric' here; it takes of, against, measure"),
+        ("nfe = 4", "nfe = 1", 9, "native has nfe 1; it takes a whole number from 2"),
+        ("nfe = 4", "nfe = 4.5", 9, "native has nfe 4.5; it takes a whole number from 2"),
+        ("nfe = 4", "nef = 4", 9, "no arm has a knob 'nef'; did you mean nfe?"),
+        ("budget = 0.1", "budget = -1", 10, "crs has budget -1; it takes a number from 0"),
+        ("budget = 0.1", "budget = nan", 10, "crs has budget nan; it takes a number from 0"),
+        ('native = "native"', "native = {nfe = 4}", 13, "arm native names no sampler; it takes native, crs"),
+        ('native = "native"', "native = 4", 13, "arm native names no sampler; it takes native, crs"),
+        ('native = "native"', 'native = "natvie"', 13, "there is no sampler 'natvie'; there are native, crs"),
+        ('native = "native"', 'native = "native top_p=2"', 13, "native has top_p 2.0; it takes a number above 0 to 1"),
+        ('native = "native"', 'native = "native budget=.1"', 13, "native has no knob 'budget'"),
+        ('sampler = "crs"', "", 15, "arm CRS, small names no sampler"),
+        ('sampler = "crs"', 'sampler = "cvs"', 16, "there is no sampler 'cvs'"),
+        ('sampler = "crs"', 'sampler = "./none.py:None"', 16, "none.py cannot be read"),
+        ("count = 7", "counts = 7", 18, "crs has no knob 'counts'; did you mean count?"),
+        ('values = "second"', 'values = "third"', 22, "crs has values 'third'; it takes one of argmax, second"),
+        ('replay = "CRS, small"', 'replay = "CRS"', 23, "arm second replays 'CRS'"),
+        ('against = "native"', 'against = "natvie"', 27, "against is 'natvie'"),
+        ('measure = "entropy"', 'metric = "entropy"', 32, "no field 'metric'; it takes of, against, measure"),
         ('metrics = ["entropy", "rep-4"]', 'metrics = ["beauty"]', 12, "no metric 'beauty'"),
         ('model = "exact:words"', 'model = "exact:prose"', 3, "no exact source 'exact:prose'"),
         ('model = "exact:words"', 'model = "no-such-model"', 3, "no-such-model"),
         ('model = "exact:words"', "", 1, "either model, one name, or models"),
         ('title = "Budgets"', 'judges = ["no-such-judge"]', 2, "no-such-judge"),
-        ('title = "Budgets"', 'judges = [{name = "mini-judge", way = "ids"}]', 2, "no field 'way' here"),
-        ('title = "Budgets"', 'prompts = {texts = "a.txt", each = 2, token = 3}', 2, "no field 'token' here"),
+        ('title = "Budgets"', 'judges = [{name = "mini-judge", convention = "ids"}]', 2, "where both have one"),
+        ('title = "Budgets"', 'judges = [{name = "mini-judge", way = "ids"}]', 2, "no field 'way'; it takes name,"),
+        ('title = "Budgets"', 'prompts = {texts = "a.txt", each = 2, token = 3}', 2, "'token'; did you mean tokens?"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, old, new, line, says):
@@ -106,10 +121,19 @@ def test_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, old, new, line,
     assert old in GOOD
     path = write(tmp_path, GOOD.replace(old, new, 1))
     with pytest.raises(LimpetError) as caught:
-        files.load(path, Bench())
+        files.load(path, Shelf())
     assert f"{path}, line {line}: " in str(caught.value)
     assert says in str(caught.value)
     assert contents(tmp_path) == {}
+
+
+def test_a_file_whose_name_cannot_be_a_folders_needs_another(tmp_path):
+    path = tmp_path / "my study.toml"
+    path.write_text(GOOD)
+    with pytest.raises(LimpetError, match="name is 'my study'; it takes letters"):
+        files.load(path)
+    path.write_text(f'name = "mine"\n{GOOD}')
+    assert files.load(path).name == "mine"
 
 
 def test_what_is_not_toml_is_said_with_its_line(tmp_path):
@@ -119,17 +143,43 @@ def test_what_is_not_toml_is_said_with_its_line(tmp_path):
         files.load(tmp_path / "none.toml")
 
 
+MINE = """
+from dataclasses import dataclass
+from limpet.samplers import Native, knob
+
+@dataclass(frozen=True)
+class Mine(Native):
+    push: float = knob(0.0, "How far.", low=0)
+"""
+
+
+def test_a_sampler_stands_beside_the_file(tmp_path, monkeypatch):
+    """Also where the study is run from elsewhere; its key is the same wherever both stand."""
+    text = GOOD.replace('native = "native"', 'native = "./mine.py:Mine push=0.5"\nother = "native"')
+    keys = []
+    for folder in ("a", "b c"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(MINE)
+        made = files.load(write(tmp_path / folder, text))
+        assert (made.cell("native").sampler.push, made.cell("native").sampler.nfe) == (0.5, 4)
+        keys.append([unit.key for unit in units.resolve(made, Shelf()).units])
+    assert keys[0] == keys[1]
+    (tmp_path / "a/mine.py").write_text(MINE.replace("How far.", "How far, in words."))
+    changed = [unit.key for unit in units.resolve(files.load(tmp_path / "a/budgets.toml"), Shelf()).units]
+    assert [one == other for one, other in zip(changed, keys[0], strict=True)] == [False, True, True, True] * 2
+
+
 def test_prompts_stand_beside_the_file(tmp_path):
     (tmp_path / "prompts.txt").write_text("sand salt\nmoon mood\nwind wing\nrose rain\n")
     text = GOOD.replace('title = "Budgets"', 'prompts = {texts = "prompts.txt", tokens = 5, each = 2}')
-    bench, store = Bench(), Store(tmp_path / "store")
-    made = files.load(write(tmp_path, text), bench)
-    run(made, store, local(bench=bench), bench)
+    shelf, store = Shelf(), Store(tmp_path / "store")
+    made = files.load(write(tmp_path, text), shelf)
+    run(made, store, local(shelf=shelf), shelf)
     plan = store.read_plan("budgets")
     tokens = [store.read(key).tensors["tokens"] for key in plan["cells"][0]["keys"]]
-    texts = [bench.model("exact:words").tokenizer.decode(row[:5].tolist()) for shard in tokens for row in shard]
+    texts = [shelf.model("exact:words").tokenizer.decode(row[:5].tolist()) for shard in tokens for row in shard]
     assert texts == ["sand ", "sand ", "moon ", "moon "]
     short = text.replace("tokens = 5", "tokens = 50")
-    made = files.load(write(tmp_path, short), bench)
+    made = files.load(write(tmp_path, short), shelf)
     with pytest.raises(LimpetError, match="of 50 tokens or more; 'sand salt' is shorter"):
-        run(made, store, local(bench=bench), bench)
+        run(made, store, local(shelf=shelf), shelf)

@@ -1,26 +1,29 @@
 """Forked paths: every arm of a group comes out, bit for bit, as if it had walked alone."""
 
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from lab_cases import BASE, nothing
+from lab_cases import BASE, NATIVE, nothing
 from limpet.denoisers.sources import source
-from limpet.lab import Bench, Cell, Store, Study, run
+from limpet.engine.path import State
+from limpet.lab import Cell, Shelf, Store, Study, collect, run
 from limpet.lab.places.local import local
 from limpet.lab.study import Prompts
-from limpet.policy import Policy
-from limpet.sampler import NEVER
-from limpet.samples import Counted, Selection, sample
+from limpet.samplers import CRS, Native, available, knob, knobs
+from limpet.samples import Counted, sample
 from limpet.studies import preset, study
 
 WORDS = source("exact:words")
 
 
-class Watched(Bench):
-    """A bench whose only model counts the calls of its body."""
+class Watched(Shelf):
+    """A shelf whose only model counts the calls of its body."""
 
     def __init__(self):
         super().__init__()
@@ -37,52 +40,175 @@ class Watched(Bench):
 
 
 def run_all(cells, path, seeds=(5,)):
-    bench = Watched()
+    shelf = Watched()
     made = Study("paths", "paths", tuple(cells), seeds, nothing)
     store = Store(path)
-    summary = run(made, store, local(bench=bench), bench)
+    summary = run(made, store, local(shelf=shelf), shelf)
     assert not summary.failed
     plan = store.read_plan("paths")
-    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, bench.counted.calls
+    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, shelf.counted.calls
 
 
 def alone(cell, seed, recorded=None, prefix=None):
-    return sample(WORDS, cell.policy, cell.n, seed, cell.length, prefix, replay=recorded)
+    return sample(WORDS, cell.sampler, cell.n, seed, cell.length, prefix, replay=recorded)
 
 
 def assert_same(found, expected):
     assert torch.equal(found.tensors["tokens"].long(), expected.tokens)
     assert found.rows["columns"]["selected"] == expected.selected.tolist()
-    assert found.rows["nfe"] == expected.nfe == expected.policy.nfe
-    if expected.selected.any():
-        at = expected.selection.selected_at
-        assert torch.equal(found.tensors["selected_at"].long(), torch.where(at == NEVER, -1, at))
-        assert torch.equal(found.tensors["labels"].long(), expected.selection.labels)
+    assert found.rows["nfe"] == expected.nfe == expected.sampler.nfe
+    names = getattr(expected.memory, "_fields", ())
+    assert set(found.tensors) == {"tokens", *names}
+    for name in names:
+        assert torch.equal(found.tensors[name].long(), getattr(expected.memory, name))
 
 
-POLICIES = st.builds(
-    Policy,
-    nfe=st.just(5),
-    warmup=st.sampled_from([0.3, 0.6]),
-    horizon=st.sampled_from([None, 0, 1, 2]),
+NATIVES = {
+    "nfe": st.just(5),
+    "warmup": st.sampled_from([0.3, 0.6]),
+    "top_p": st.sampled_from([1.0, 0.9]),
+    "late_top_p": st.sampled_from([None, 0.8, 1.0]),
+    "endpoint": st.sampled_from(["argmax", "ancestral"]),
+    "boundary": st.sampled_from(["released", "paper"]),
+}
+SAMPLERS = st.builds(Native, **NATIVES) | st.builds(
+    CRS,
+    **NATIVES,
+    horizon=st.sampled_from([None, 1, 2]),
     budget=st.sampled_from([0.1, 0.5]),
-    top_p=st.sampled_from([1.0, 0.9]),
-    late_top_p=st.sampled_from([None, 0.8, 1.0]),
-    endpoint=st.sampled_from(["argmax", "ancestral"]),
-    boundary=st.sampled_from(["released", "paper"]),
     values=st.sampled_from(["argmax", "second", "nucleus", "refreshed"]),
     write=st.sampled_from(["input", "output", "both"]),
 )
 
 
-@given(policies=st.lists(POLICIES, min_size=2, max_size=5, unique=True))
+@given(samplers=st.lists(SAMPLERS, min_size=2, max_size=5, unique=True), replayed=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_forked_arms_equal_arms_alone(tmp_path_factory, policies):
-    cells = [Cell(str(i), "exact:words", policy, 2) for i, policy in enumerate(policies)]
+def test_forked_arms_equal_arms_alone(tmp_path_factory, samplers, replayed):
+    """And if each arm that selects is replayed as well, what replays it."""
+    cells = [Cell(str(i), "exact:words", sampler, 2) for i, sampler in enumerate(samplers)]
     found, calls = run_all(cells, tmp_path_factory.mktemp("store"))
+    assert calls <= 5 * len(cells)
+    replays = [replace(cell, name=f"replay of {cell.name}", replay=cell.name) for cell in cells
+               if replayed and isinstance(cell.sampler, CRS)]  # fmt: skip
+    found, _ = run_all([*replays, *cells], tmp_path_factory.mktemp("store"))
+    made = {cell.name: alone(cell, 5) for cell in cells}
+    for cell in cells:
+        assert_same(found[cell.name][0], made[cell.name])
+    for cell in replays:
+        assert_same(found[cell.name][0], alone(cell, 5, made[cell.replay].memory))
+
+
+def other_value(knob):
+    """A value that a knob does not come with."""
+    if knob.choices:
+        return next(choice for choice in knob.choices if choice not in (knob.default, "recorded"))
+    if knob.kind is bool:
+        return not knob.default
+    return next(value for value in (2, 1, 0.7, 0.3) if value != knob.default and knob.accepts(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in available() for name in knobs(available()[kind])]
+)  # fmt: skip
+def test_every_knob_of_every_sampler_makes_an_arm_of_its_own(tmp_path, kind, name):
+    """Beside the arm that it differs from in that knob alone, an arm is as it is alone."""
+    base = available()[kind](nfe=5)
+    changed = base.but(**{name: other_value(knobs(type(base))[name])})
+    cells = [Cell("as it comes", "exact:words", base, 2), Cell("changed", "exact:words", changed, 2)]
+    found, _ = run_all(cells, tmp_path)
+    assert found["as it comes"][0].rows["key"] != found["changed"][0].rows["key"]
     for cell in cells:
         assert_same(found[cell.name][0], alone(cell, 5))
-    assert calls <= 5 * len(cells)
+
+
+@dataclass(frozen=True)
+class Shifted(CRS):
+    """CRS from another start: a knob that was added, and says no more than a default and words."""
+
+    shift: int = knob(0, "Added to every token of the start.", low=0)
+
+    def begin(self, path):
+        state = super().begin(path)
+        return state._replace(tokens=(state.tokens + self.shift) % path.denoiser.vocab_size)
+
+
+@dataclass(frozen=True)
+class Sharper(CRS):
+    """CRS that differs before warmup, without a knob."""
+
+    def transition(self, path, state, revise, inspect):
+        return replace(super().transition(path, state, revise, inspect), temperature=0.5)
+
+
+def test_a_knob_added_by_subclass_gives_two_results_for_two_values(tmp_path):
+    cells = [Cell(str(shift), "exact:words", Shifted(nfe=6, shift=shift), 3) for shift in (0, 1)]
+    found, calls = run_all([Cell("CRS", "exact:words", BASE, 3), *cells], tmp_path)
+    assert calls == 3 * BASE.nfe
+    assert len({found[name][0].rows["key"] for name in found}) == 3
+    assert not torch.equal(found["0"][0].tensors["tokens"], found["1"][0].tensors["tokens"])
+    assert torch.equal(found["0"][0].tensors["tokens"], found["CRS"][0].tensors["tokens"])
+    for cell in cells:
+        assert_same(found[cell.name][0], alone(cell, 5))
+
+
+def test_a_subclass_that_differs_before_warmup_does_not_share(tmp_path):
+    cells = [Cell("CRS", "exact:words", BASE, 3), Cell("sharper", "exact:words", Sharper(nfe=6), 3),
+             Cell("native", "exact:words", NATIVE, 3)]  # fmt: skip
+    found, calls = run_all(cells, tmp_path)
+    assert calls == BASE.nfe + (BASE.nfe - BASE.early) + BASE.nfe
+    for cell in cells:
+        assert_same(found[cell.name][0], alone(cell, 5))
+
+
+class Kept(NamedTuple):
+    zeta: torch.Tensor  # what came of the first call
+    alpha: torch.Tensor  # how long that stood
+
+
+@dataclass(frozen=True)
+class Keeper(Native):
+    """A sampler of another kind: it remembers in its own way, marks some calls alone, and a replay starts from it."""
+
+    plain: bool = knob(False, "Whether its memory has no names.")
+
+    def begin(self, path):
+        return super().begin(path)._replace(memory=self.kept(path.noise() * 0, path.nowhere))
+
+    def step(self, path, state):
+        zeta, alpha = state.memory
+        after, info = super().step(path, state)
+        zeta = after.tokens if state.call == 0 else zeta
+        same = after.tokens == zeta
+        marks = {"kept": same} if state.call in (1, 2, 4) else {}
+        return after._replace(memory=self.kept(zeta, alpha | same)), info._replace(marks=marks)
+
+    def replay(self, path, recorded):
+        zeta, alpha = recorded
+        assert alpha.dtype == torch.bool
+        return State(0, torch.where(alpha, zeta, path.noise()), self.kept(zeta, alpha))
+
+    def kept(self, *memory):
+        return memory if self.plain else Kept(*memory)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_sampler_of_another_kind_is_published_and_replayed(tmp_path, plain):
+    """Its memory by its own names, in its own order; its marks summed over the calls before the readout. A replay that
+    begins elsewhere shares nothing."""
+    keeper = Keeper(nfe=5, plain=plain)
+    cells = [Cell("again", "exact:words", keeper, 3, replay="keeper"), Cell("keeper", "exact:words", keeper, 3)]
+    found, calls = run_all([*cells, Cell("native", "exact:words", Native(nfe=5), 3)], tmp_path)
+    assert calls == 15  # it says of no call that it is shared
+    first, second = (found[name][0] for name in ("keeper", "again"))
+    assert set(first.tensors) == {"tokens", *(("memory0", "memory1") if plain else ("zeta", "alpha"))}
+    expected = alone(cells[1], 5)
+    assert torch.equal(first.tensors["tokens"].long(), expected.tokens)
+    assert torch.equal(second.tensors["tokens"].long(), alone(cells[0], 5, expected.memory).tokens)
+    counted = []
+    sample(WORDS, keeper, 3, 5, progress=lambda state, info, done, total: counted.append(dict(info.marks)))
+    assert first.rows["columns"]["kept"] == (counted[1]["kept"].sum(-1) + counted[2]["kept"].sum(-1)).tolist()
+    assert first.rows["columns"]["selected"] == first.rows["columns"]["visible"] == [0] * 3
+    assert "kept" not in found["native"][0].rows["columns"]
 
 
 def test_replays_follow_their_source(tmp_path):
@@ -95,17 +221,15 @@ def test_replays_follow_their_source(tmp_path):
     found, calls = run_all([*replays, crs], tmp_path, seeds=(5, 6))
     for shard, seed in enumerate((5, 6)):
         source_run = alone(crs, seed)
-        recorded = Selection(source_run.selection.selected_at, source_run.selection.labels)
         assert_same(found["CRS"][shard], source_run)
         for cell in replays:
-            assert_same(found[cell.name][shard], alone(cell, seed, recorded))
+            assert_same(found[cell.name][shard], alone(cell, seed, source_run.memory))
     warmup = limpet.process.warmup_steps(BASE.nfe, BASE.warmup)
     assert calls == 2 * (warmup + 4 * (BASE.nfe - warmup))
 
 
 def test_both_endpoints_of_a_path_cost_one_call_more(tmp_path):
-    native = BASE.but(horizon=0)
-    ends = [Cell(end, "exact:words", native.but(endpoint=end), 2) for end in ("argmax", "ancestral")]
+    ends = [Cell(end, "exact:words", NATIVE.but(endpoint=end), 2) for end in ("argmax", "ancestral")]
     found, calls = run_all(ends, tmp_path)
     assert calls == BASE.nfe + 1
     for cell in ends:
@@ -131,15 +255,17 @@ def test_the_visible_labels_are_counted_as_the_paper_counts_them(tmp_path):
     at = found["CRS"][0].tensors["selected_at"].long()
     warmup = limpet.process.warmup_steps(BASE.nfe, BASE.warmup)
     steps = range(warmup, BASE.nfe - 1)
-    expected = torch.stack([((at >= 0) & (at < r)).sum(-1) for r in steps]).double().mean(0)
-    assert found["CRS"][0].rows["columns"]["visible"] == pytest.approx(expected.tolist())
+    expected = torch.stack([(at < r).sum(-1) for r in steps]).double()
+    assert found["CRS"][0].rows["columns"]["visible"] == expected.sum(0).tolist()
+    results = collect(Study("paths", "paths", (cell,), (5,), nothing), Store(tmp_path))
+    assert results("CRS", "visible").mean == pytest.approx(float(expected.mean(0).mean()))
 
 
 def test_the_factorial_costs_at_most_three_quarters(tmp_path):
     """The twelve cells as the paper has them, 64 calls, warmup .33: counted on the denoiser, not reckoned."""
-    twelve = [Cell(cell.name, "exact:words", cell.policy, 1) for cell in study("factorial", preset("paper")).cells]
+    twelve = [Cell(cell.name, "exact:words", cell.sampler, 1) for cell in study("factorial", preset("paper")).cells]
     assert len(twelve) == 12
     _, calls = run_all(twelve, tmp_path)
-    one_by_one = sum(cell.policy.nfe for cell in twelve)
+    one_by_one = sum(cell.sampler.nfe for cell in twelve)
     assert calls / one_by_one <= 0.75
     assert calls == 21 + 12 * 43

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from limpet.lab import Bench, Store, claims, collect, figures, render, report, run
+from limpet.denoisers.sources import source
+from limpet.judges import CONVENTIONS
+from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run
 from limpet.lab.page import Entry, Figure, Panel, Series, Table, number, signed
 from limpet.lab.places.local import local
 from limpet.stats import Estimate
@@ -25,7 +27,12 @@ def estimate(mean, se, n=4):
 @pytest.mark.parametrize("df", [1, 2, 3, 7, 30])
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
 def test_students_quantile(df, level):
-    assert claims.student(df, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, df), rel=1e-4)
+    """Against the density itself: with t = sqrt(df) tan a, that of a is cos(a)^(df - 1)."""
+    angle = np.linspace(0, np.pi / 2, 200_001)
+    mass = np.cos(angle) ** (df - 1)
+    cumulated = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
+    expected = math.sqrt(df) * math.tan(float(np.interp(level * cumulated[-1], cumulated, angle)))
+    assert claims.student(df, level) == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_interval_is_students():
@@ -65,7 +72,7 @@ def test_a_verdict_needs_all_findings():
         assert claims.claim("section 1", "Something", findings).verdict == verdict
 
 
-def test_a_claim_in_short_and_back_from_json():
+def test_a_claim_in_short_and_as_json():
     """Few values one by one, many as their range; the paper's number where it prints one, else the side."""
     few = claims.claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=-0.5),
                                             claims.above("y", estimate(-2, 0.1))])  # fmt: skip
@@ -77,9 +84,12 @@ def test_a_claim_in_short_and_back_from_json():
     assert (many.here, many.there) == ("-3.00 to -1.00, 1 without a value", "+0.500 to +1.50")
     for claim in (few, many):
         stored = json.loads(json.dumps(claim.to_dict(), allow_nan=False))
-        back = claims.Claim.from_dict(stored)
-        assert back.to_dict() == claim.to_dict()
-        assert (back.here, back.there, back.verdict) == (claim.here, claim.there, claim.verdict)
+        assert (stored["where"], stored["text"], stored["verdict"]) == (claim.where, claim.text, claim.verdict)
+        for kept, finding in zip(stored["findings"], claim.findings, strict=True):
+            own = Estimate.from_dict(kept)
+            np.testing.assert_array_equal(own.values, finding.estimate.values)
+            words = kept["name"], kept["wanted"], kept["outcome"], kept["paper"], own.reasons
+            assert words == (*finding[:1], *finding[2:], finding.estimate.reasons)
 
 
 def test_numbers():
@@ -97,11 +107,11 @@ TABLE = Table(
 
 
 def test_a_table_in_three_languages():
-    html = render.html(TABLE)
+    html = render.FORMATS["html"](TABLE)
     assert "A &lt; B &amp; 5%" in html
-    assert html.count("<tbody>") == 2
-    assert "<td>1.0 ± 0.1 <span class=paper>[2.0]</span></td>" in html
-    assert "<th scope=row>a_1</th>" in html
+    assert html.count("<tr>") == 3
+    assert '<td style="text-align:right">1.0 ± 0.1 [2.0]</td>' in html
+    assert "<td>a_1</td>" in html
     assert "| a_1 | 1.0 ± 0.1 [2.0] |" in render.markdown(TABLE)
     latex = render.latex(TABLE)
     assert r"a\_1 & 1.0 $\pm$ 0.1 [2.0] \\" in latex
@@ -109,10 +119,40 @@ def test_a_table_in_three_languages():
     assert r"A < B \& 5\%" in latex
 
 
+NASTY = (
+    "<script>alert(1)</script>", "<a id=\"x\"></a>", "[a](http://b.c)", "![a](b.svg)", "a | b", "*a*", "_a_ b_c", "`a`",
+    "a\\b", "&lt;", "<http://b.c>", "a\nb", "</table>", "[a]: b", "**", "a_", "__init__",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_what_a_user_named_is_shown_as_it_is(name):
+    """In the one Markdown, and so in the page: no tag, no link, no emphasis comes of it."""
+
+    class Text(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags, self.words = set(), []
+
+        def handle_starttag(self, tag, attributes):
+            self.tags.add(tag)
+
+        def handle_data(self, data):
+            self.words.append(data)
+
+    table = Table("t", f"of {name}", ("Arm", name), (((Entry(name), Entry("1", name)),),))
+    text = Text()
+    text.feed(render.FORMATS["html"](table))
+    assert text.tags == {"p", "table", "thead", "tbody", "tr", "th", "td"}
+    shown = " ".join(name.split())
+    assert [word for word in text.words if word.strip()] == [f"of {shown}", "Arm", shown, shown, f"1 [{shown}]"]
+
+
 FIGURE = Figure(
     "f", "caption",
     (Panel("one", "x", "y", tuple(Series(str(i), (1, 2), (i, i + 1), (0.1, math.nan), ("a", "b")) for i in range(4))),
-     Panel("two", "x", "y", (Series("s", (1, 2), (1, 2), joined=False, open=True),), ((1, "one"),), True, True, True)),
+     Panel("two", "x", "y", (Series("s", (1, 2), (1, 2), joined=False, open=True),), ((1, "one"),), True, True, True),
+     Panel("", "", "%", tuple(Series(s, (0, 1), (1, 2), (0.1, 0.2)) for s in "ab"), ((0, "a"), (1, "b")), bars=True)),
 )  # fmt: skip
 
 
@@ -142,11 +182,14 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("store")
-    bench, store = Bench(), Store(path)
-    made = study("frontier", preset("smoke"))
-    run(made, store, local(bench=bench), bench)
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def finished(store):
+    shelf, made = Shelf(), study("frontier", preset("smoke"))
+    run(made, store, local(shelf=shelf), shelf)
     return collect(made, store)
 
 
@@ -164,11 +207,12 @@ def test_a_report_is_one_page_and_a_folder(finished, tmp_path):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
 
 
-def test_a_report_holds_the_numbers(finished, tmp_path):
+def test_a_report_holds_the_numbers(finished, store, tmp_path):
     report.write(finished, tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     cell = document["cells"]["distilled/D/0.5"]
-    rows = finished.units["distilled/D/0.5"]
+    keys = next(one["keys"] for one in store.read_plan("frontier-smoke")["cells"] if one["name"] == "distilled/D/0.5")
+    rows = [store.read(key).rows for key in keys]
     nll = [np.sum(r["columns"]["nll:0"]) / np.sum(r["columns"]["tokens:0"]) for r in rows]
     assert cell["nll"]["shards"] == pytest.approx(nll)
     assert cell["ppl"]["mean"] == pytest.approx(np.exp(nll).mean())
@@ -176,6 +220,14 @@ def test_a_report_holds_the_numbers(finished, tmp_path):
     made = document["provenance"]["made on"][0]
     assert {"device", "precision", "torch", "limpet"} <= set(made)
     assert set(document["provenance"]["models"]) == {"exact:words", "exact:chain"}
+    laws = [source(name) for name in ("exact:words", "exact:chain")]
+    assert document["provenance"]["judges"] == [
+        {"name": f"true law of {law.name}", "digest": law.digest, "precision": "float64", "convention": "law"}
+        for law in laws
+    ]
+    assert document["provenance"]["conventions"]["law"] == CONVENTIONS["law"].rule
+    counted = 2 * 4 * sum(laws[cell.model == "exact:chain"].length for cell in finished.study.cells)
+    assert document["provenance"]["counted tokens"] == {"true law": counted}
     markdown = (tmp_path / "tables/frontier-distilled.md").read_text()
     assert f"| D=0.5L | {cell['ppl']['mean']:.2f} ± {cell['ppl']['se']:.2f} [28.27 ± 0.53]" in markdown
     for claim in document["claims"]:
@@ -192,8 +244,8 @@ def test_an_index_over_reports(finished, tmp_path):
     others = report.beside(tmp_path, sections)
     assert others == [report.Section("audits", "audits")]
     page = report.write_index([*sections, *others], tmp_path)
-    assert re.search(r"<a href='frontier-smoke/index.html'>frontier</a>", page.read_text())
-    assert re.search(r"<a href='audits/index.html'>audits</a>", page.read_text())
+    assert '<a href="frontier-smoke/index.html">frontier</a>' in page.read_text()
+    assert '<a href="audits/index.html">audits</a>' in page.read_text()
     text = (tmp_path / "claims.md").read_text()
     tested = finished.study.show(finished).claims
     for claim in tested:
@@ -201,9 +253,9 @@ def test_an_index_over_reports(finished, tmp_path):
         assert f"| {claim.there} | {claim.here} | {claim.verdict}, {claim.count} |" in row
     places = [re.match(r"\| \[(.*?)\]", line).group(1) for line in text.splitlines() if line.startswith("| [")]
     assert places == sorted(claim.where for claim in tested)
-    assert report.overview(report.read_sections(tmp_path)) in text
+    assert report.overview([report.section(report.read(finished.study, tmp_path / "frontier-smoke"))]) in text
     anchors = re.findall(r"frontier-smoke/index.html#(claim-\d+)", page.read_text())
-    assert all(f"id={anchor} " in (tmp_path / "frontier-smoke/index.html").read_text() for anchor in anchors)
+    assert all(f'<a id="{anchor}"></a>' in (tmp_path / "frontier-smoke/index.html").read_text() for anchor in anchors)
     assert len(set(anchors)) == len(tested)
 
 

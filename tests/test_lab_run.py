@@ -1,5 +1,7 @@
 """Running: resumed, killed, raced, split and spread, a study leaves the same bytes."""
 
+import json
+import math
 import multiprocessing
 import os
 import random
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab_cases import BASE, contents, small
+from lab_cases import BASE, NATIVE, PROBE, Settings, contents, nothing, small
+from limpet import scoring
+from limpet.denoisers.sources import source
 from limpet.errors import LimpetError
-from limpet.lab import Bench, Cell, Store, collect, run, status, units
+from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, report, run, status, units
 from limpet.lab.places.local import local
 from limpet.lab.places.processes import processes
 from limpet.lab.places.ray import on_ray
@@ -23,15 +27,15 @@ FORK = multiprocessing.get_context("fork")  # a runner that starts at once, so t
 
 
 def work(path, made=None, **options):
-    bench = Bench()
-    return run(made or small(), Store(path), local(bench=bench), bench, **options)
+    shelf = Shelf()
+    return run(made or small(), Store(path), local(shelf=shelf), shelf, **options)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("undisturbed")
     summary = work(path)
-    assert (summary.found, summary.made, summary.failed) == (0, 12, {})
+    assert (summary.found, summary.made, summary.failed) == (0, 14, {})
     return contents(path)
 
 
@@ -39,14 +43,14 @@ def test_a_finished_study_is_not_made_again(tmp_path, undisturbed):
     work(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")}
     summary = work(tmp_path)
-    assert (summary.found, summary.made) == (12, 0)
+    assert (summary.found, summary.made) == (14, 0)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")} == times
     assert contents(tmp_path) == undisturbed
 
 
 def test_studies_share_their_units(tmp_path):
     work(tmp_path)
-    native = small({"elsewhere": (BASE.but(horizon=0), None)}, name="other")
+    native = small({"elsewhere": (NATIVE, None)}, name="other")
     assert work(tmp_path, native).found == 2
 
 
@@ -66,7 +70,7 @@ def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
         raw[len(raw) // 2] ^= 4
         path.write_bytes({"cut": bytes(raw[: len(raw) // 2]), "flip": bytes(raw), "empty": b""}[harm])
     summary = work(tmp_path)
-    assert (summary.found, summary.made) == (11, 1)
+    assert (summary.found, summary.made) == (13, 1)
     assert list(summary.damaged) == ([] if (name, harm) == ("rows.json", "gone") else ["CRS, seed 2"])
     assert contents(tmp_path) == undisturbed
 
@@ -105,7 +109,7 @@ def test_two_runners_at_once_leave_one_result(tmp_path, undisturbed):
 
 def test_parts_are_disjoint_and_make_the_whole(tmp_path, undisturbed):
     made = [work(tmp_path, part=(i, 3)).made for i in (3, 1, 2)]
-    assert sum(made) == 12
+    assert sum(made) == 14
     assert contents(tmp_path) == undisturbed
     with pytest.raises(LimpetError, match="i from 1 to n"):
         work(tmp_path, part=(4, 3))
@@ -119,42 +123,68 @@ def test_an_interrupt_leaves_a_store_to_go_on_from(tmp_path, undisturbed):
     with pytest.raises(KeyboardInterrupt):
         work(tmp_path, tell=interrupt)
     assert status(Store(tmp_path), "small")["done"] == 4
-    with pytest.raises(LimpetError, match="8 units of small are missing"):
+    with pytest.raises(LimpetError, match="10 units of small are missing"):
         collect(small(), Store(tmp_path))
-    assert work(tmp_path).made == 8
+    assert work(tmp_path).made == 10
     assert contents(tmp_path) == undisturbed
 
 
 def test_progress_is_told(tmp_path):
     told = []
     work(tmp_path, tell=told.append)
-    assert [progress.done for progress in told] == list(range(13))
-    assert {progress.total for progress in told} == {12}
+    assert [progress.done for progress in told] == list(range(15))
+    assert {progress.total for progress in told} == {14}
     assert told[-1].left == 0
     assert all(progress.left > 0 for progress in told[1:-1])
 
 
 def test_what_fails_is_said_and_the_rest_is_made(tmp_path, monkeypatch):
-    from limpet.lab import worker
+    honest = scoring.score
 
-    honest = worker.measure
-
-    def sick(tokens, *rest):
+    def sick(judge, model, tokens, *rest):
         if not torch.equal(tokens, honest_native):
             raise RuntimeError("no memory left")
-        return honest(tokens, *rest)
+        return honest(judge, model, tokens, *rest)
 
-    cells = {"native": (BASE.but(horizon=0), None), "CRS": (BASE, None)}
+    cells = {"native": (NATIVE, None), "CRS": (BASE, None)}
     work(tmp_path / "well", small(cells, shards=(1,)))
     plan = Store(tmp_path / "well").read_plan("small")
     honest_native = Store(tmp_path / "well").read(plan["cells"][0]["keys"][0]).tensors["tokens"].long()
-    monkeypatch.setattr(worker, "measure", sick)
+    monkeypatch.setattr(scoring, "score", sick)
     summary = work(tmp_path / "sick", small(cells, shards=(1,)))
     assert summary.made == 1
     assert summary.failed == {"CRS, seed 1": "RuntimeError: no memory left"}
     monkeypatch.undo()
     assert work(tmp_path / "sick", small(cells, shards=(1,))).made == 1
     assert contents(tmp_path / "sick") == contents(tmp_path / "well")
+
+
+def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, monkeypatch):
+    """Its score is infinite: no number of its shard, and none of the mean; the other shard keeps its own."""
+    honest = scoring.score
+
+    def scored(judge, model, tokens, *rest):
+        scores = honest(judge, model, tokens, *rest)
+        scores.nll[0] = math.inf if torch.equal(tokens, tokens_of_one) else scores.nll[0]
+        return scores
+
+    made = small({"native": (NATIVE, None)})
+    work(tmp_path / "well", made)
+    keys = Store(tmp_path / "well").read_plan("small")["cells"][0]["keys"]
+    tokens_of_one = Store(tmp_path / "well").read(keys[0]).tensors["tokens"].long()
+    monkeypatch.setattr(scoring, "score", scored)
+    work(tmp_path / "ill", made)
+    well, ill = (collect(made, Store(tmp_path / name)) for name in ("well", "ill"))
+    for results in (ill, Results.from_dict(made, json.loads(json.dumps(ill.to_dict(), allow_nan=False)))):
+        for measure in ("nll", "ppl"):
+            estimate = results("native", measure)
+            assert math.isnan(estimate.mean)
+            assert math.isnan(estimate.values[0])
+            assert estimate.values[1] == well("native", measure).values[1]
+            assert estimate.reasons == ("a sample is impossible under true law", None)
+        assert results("native", "entropy").values.tolist() == well("native", "entropy").values.tolist()
+    assert well("native", "nll").reasons == ()
+    report.write(ill, tmp_path / "report")
 
 
 def test_a_key_depends_on_everything_that_decides_a_result(tmp_path):
@@ -173,8 +203,59 @@ def test_a_key_depends_on_everything_that_decides_a_result(tmp_path):
     assert [unit.key for unit in _units(small({"other name": (BASE, None)}, shards=(1,)))] == keys[:1]
 
 
+def test_a_probe_is_keyed_by_what_it_looks_at_and_how(tmp_path):
+    """The content of its text counts, not where that stands; a shard knows how many there are."""
+
+    def keys(probe, shards=(1, 2)):
+        return [unit.key for unit in _units(Study("probe", "probe", (probe,), shards, nothing))]
+
+    for folder, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text").write_text(text)
+    texts = {folder: replace(PROBE, settings=Settings(text=str(tmp_path / folder / "text"))) for folder in "abc"}
+    first = keys(PROBE)
+    assert keys(replace(PROBE, name="other name")) == first
+    others = [
+        keys(replace(PROBE, settings=Settings(paths=3))),
+        keys(replace(PROBE, models=PROBE.models[::-1])),
+        keys(replace(PROBE, look=nothing)),
+        keys(PROBE, (1, 2, 3)),
+        keys(PROBE, (2, 1)),
+        keys(texts["a"]),
+        keys(texts["c"]),
+    ]
+    assert len({key for some in (first, *others) for key in some}) == 2 * 8 + 1
+    assert keys(texts["a"]) == keys(texts["b"])
+    with pytest.raises(LimpetError, match="cannot be read"):
+        keys(replace(PROBE, settings=Settings(text=str(tmp_path / "none"))))
+
+
+def test_what_probes_saw_is_put_together_over_shards(tmp_path):
+    made = small(shards=(5, 6, 7))
+    work(tmp_path, made)
+    results = collect(made, Store(tmp_path))
+    rows = results.rows()
+    assert [(row.model, row.quantity) for row in rows] == [
+        ("exact:words", "mean token"), ("exact:chain", "mean token"), ("exact:words", "late"), ("exact:chain", "late"),
+    ]  # fmt: skip
+    words = source("exact:words")
+    expected = [float(words.draw(2, seed).double().mean()) for seed in (5, 6, 7)]
+    assert rows[0].estimate.values.tolist() == expected
+    assert (rows[0].unit, rows[0].events) == ("ids", 3 * 2 * words.length)
+    assert list(rows[0].at) == ["t", "p"]  # as they were told
+    assert (rows[2].events, len(rows[2].estimate.values)) == (None, 3)
+    assert math.isnan(rows[2].estimate.mean)
+    assert results.rows("look") == rows
+    assert results.of("mean token", "exact:chain", t=0.5) == rows[1:2]
+    assert results.of("mean token", t=0.4) == []
+    document = json.loads(json.dumps(results.to_dict(), allow_nan=False))
+    back = Results.from_dict(made, document)
+    assert back.to_dict() == document
+    assert back("CRS", "ppl").values.tolist() == results("CRS", "ppl").values.tolist()
+
+
 def _units(made):
-    return units.resolve(made, Bench()).units
+    return units.resolve(made, Shelf()).units
 
 
 def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undisturbed):
@@ -186,7 +267,7 @@ def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undistu
             os.kill(victim.pid, signal.SIGKILL)
             killed.append(victim)
 
-    summary = run(small(), Store(tmp_path), processes([None, None]), Bench(), threads=1, tell=kill)
+    summary = run(small(), Store(tmp_path), processes([None, None]), Shelf(), threads=1, tell=kill)
     assert killed
     assert summary.failed == {}
     assert contents(tmp_path) == undisturbed
@@ -199,7 +280,8 @@ def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_pat
 
     made = small(shards=tuple(range(1, 9)))
     work(tmp_path / "here", made)
-    ray.init(num_cpus=2, log_to_driver=False)
+    here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}  # where the probe's function stands
+    ray.init(num_cpus=2, log_to_driver=False, runtime_env=here)
     killed = []
 
     def kill(progress):
@@ -209,7 +291,7 @@ def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_pat
             killed.append(worker)
 
     try:
-        summary = run(made, Store(tmp_path / "ray"), on_ray(workers=2), Bench(), threads=1, tell=kill)
+        summary = run(made, Store(tmp_path / "ray"), on_ray(workers=2), Shelf(), threads=1, tell=kill)
     finally:
         ray.shutdown()
     assert killed
@@ -222,6 +304,10 @@ def test_a_study_that_cannot_be_is_refused():
         small(shards=(1, 1))
     with pytest.raises(LimpetError, match="no cell that selects"):
         small({"a": (BASE, "b")})
+    with pytest.raises(LimpetError, match="native replays nothing"):
+        small({"b": (BASE, None), "a": (NATIVE, "b")})
+    with pytest.raises(LimpetError, match="must agree"):
+        small({"b": (BASE, None), "a": (BASE.but(warmup=0.9), "b")})
     with pytest.raises(LimpetError, match="must agree"):
         small({"b": (BASE, None), "a": (BASE.but(nfe=7), "b")})
     with pytest.raises(LimpetError, match="no metric"):
@@ -232,7 +318,26 @@ def test_a_study_that_cannot_be_is_refused():
         small({"a": (BASE.but(values="recorded"), None)})
     unjudged = replace(small(), cells=(Cell("a", "mini", BASE, 1),))
     with pytest.raises(LimpetError, match="needs a judge"):
-        units.resolve(unjudged, Bench())
+        units.resolve(unjudged, Shelf())
+
+
+def test_how_a_judge_reads_is_settled_for_each_model_before_any_work():
+    """As ids where model and judge have one tokenizer, else as text; ids of another tokenizer are refused."""
+    cells = Cell("own", "mini", NATIVE, 1), Cell("foreign", "exact:words", NATIVE, 1)
+
+    def resolved(convention):
+        judges = (Judging("mini-judge", convention),)
+        return units.resolve(Study("judged", "judged", cells, (1,), nothing, judges), Shelf())
+
+    plan = resolved("auto")
+    assert [unit.facts["judges"][0]["convention"] for unit in plan.units] == ["ids", "text"]
+    assert [(one["name"], one["convention"]) for one in plan.document["judges"]] == [
+        ("mini-judge", "ids"),
+        ("mini-judge", "text"),
+    ]
+    assert {"ids", "text"} <= set(plan.document["conventions"])
+    with pytest.raises(LimpetError, match="mini-judge cannot score exact:words by the convention 'ids'"):
+        resolved("ids")
 
 
 def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from limpet.process import forward_law
+from limpet.engine.process import forward_law
 from limpet.training import gaussian, losses
 
 
@@ -151,17 +151,17 @@ def test_backward_kl_is_zero_only_at_the_teacher() -> None:
     ("gamma", "known"), [(-4, 0.99869), (-3.5, 0.92834), (-3, 0.59624), (-2.5, 0.23797), (-2, 0.07203), (-1, 0.00619)]
 )
 def test_the_signal_of_gamma_at_the_released_vocabulary(gamma: float, known: float) -> None:
-    assert gaussian.signal(gamma, 50258) == pytest.approx(known, abs=2e-5)
+    assert float(gaussian.signal(gamma, 50258)) == pytest.approx(known, abs=2e-5)
 
 
 def test_gamma_limits_fit_the_vocabulary() -> None:
     for size in (27, 4096):
-        line = gaussian.path(size, nodes=101)
-        assert gaussian.signal(line.first, size) == pytest.approx(0.999, abs=1e-9)
-        assert gaussian.signal(line.last, size) == pytest.approx(0.006, abs=1e-9)
-        assert float(line.signal(torch.tensor(0.5, dtype=torch.float64))) == pytest.approx(
-            gaussian.signal((line.first + line.last) / 2, size), abs=1e-9
-        )
+        line = gaussian.path(size)
+        assert float(gaussian.signal(line.first, size)) == pytest.approx(0.999, abs=1e-9)
+        assert float(gaussian.signal(line.last, size)) == pytest.approx(0.006, abs=1e-9)
+        found = line.signal(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).tolist()
+        middle = float(gaussian.signal((line.first + line.last) / 2, size))
+        assert found == pytest.approx([0.999, middle, 0.006], abs=1e-9)
 
 
 def test_the_argmax_at_two_times_is_that_of_the_whole_gaussian() -> None:

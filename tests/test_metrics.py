@@ -228,10 +228,10 @@ def test_k_means_finds_clusters_that_are_there():
     random = np.random.default_rng(0)
     truth = np.repeat(np.arange(4), 25)
     points = 10 * np.eye(4)[truth] + random.normal(size=(100, 4)) * 0.1
-    label, within = min((_k_means(points, 4, random, 100) for _ in range(5)), key=lambda result: result[1])
-    assert len(set(zip(label.tolist(), truth.tolist(), strict=True))) == 4
-    centres = np.stack([points[label == k].mean(0) for k in range(4)])
-    assert within == pytest.approx(((points - centres[label]) ** 2).sum(), rel=1e-6)
+    cluster, within = min((_k_means(points, 4, random, 100) for _ in range(5)), key=lambda result: result[1])
+    assert len(set(zip(cluster.tolist(), truth.tolist(), strict=True))) == 4
+    centres = np.stack([points[cluster == k].mean(0) for k in range(4)])
+    assert within == pytest.approx(((points - centres[cluster]) ** 2).sum(), rel=1e-6)
 
 
 def test_the_principal_axes_keep_what_they_say():

@@ -1,9 +1,18 @@
-"""What the README says is true: its commands exist, its code runs, its exact table is what the command prints."""
+"""What the README says is true: its commands exist and parse, its code runs, its exact table is what is printed."""
 
+import inspect
 import re
+import shlex
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from limpet.cli import COMMANDS, main
+from limpet.commands import Where, arms
+from limpet.commands import compare as compare_command
+from limpet.commands import sample as sample_command
 
 HERE = Path(__file__).parents[1]
 README = (HERE / "README.md").read_text(encoding="utf-8")
@@ -20,6 +29,27 @@ def test_its_commands_are_all_there_are():
     assert named == set(COMMANDS)
 
 
+@pytest.mark.parametrize("command", [sample_command, compare_command])
+def test_its_examples_and_those_of_help_are_arms(command, tmp_path, monkeypatch):
+    """Every `--arm` that is written anywhere can be read, and so can the flags beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from limpet import Native\n\n\nclass Mine(Native):\n    pass\n")
+    name = command.__name__.rpartition(".")[2]
+    shown = [*re.findall(rf"^limpet {name}.*$", README, re.MULTILINE), *_examples(command)]
+    assert any("--arm" in line for line in shown)
+    taken = {*inspect.signature(command.run).parameters, *(field.name for field in fields(Where))} - {"where"}
+    flags = {f"--{flag.replace('_', '-')}" for flag in taken}
+    for line in shown:
+        words = shlex.split(line.partition(" > ")[0])
+        assert {word for word in words if word.startswith("--")} <= flags
+        given = [value for flag, value in pairwise(words) if flag == "--arm"]
+        assert len(arms(given, 16)) == len(given)
+
+
+def _examples(command):
+    return [line.strip()[2:] for line in inspect.getdoc(command.run).splitlines() if line.strip().startswith("$ ")]
+
+
 def test_its_links_lead_somewhere():
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (HERE / link).exists(), link
@@ -29,7 +59,30 @@ def test_its_exact_table_is_what_the_command_prints(capsys):
     call = "compare --model exact:words --nfe 8 --n 32"
     assert f"`limpet {call}`" in README
     assert main([*call.split(), "--texts", "0"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in printed if line.startswith("│")]
     assert len(lines) == 5
-    for line in lines:
-        assert re.sub(r" +", " ", line) in re.sub(r" +", " ", README)
+    for line in [*lines, *printed[-2:]]:
+        assert re.sub(r" +", " ", line).strip() in re.sub(r" +", " ", README)
+    assert "tokens counted" in printed[-2]
+
+
+def test_both_its_tables_say_who_judged():
+    for caption in (
+        r"mini-judge \([0-9a-f]{12}\) in float32, by ids",
+        r"true law of exact:words \([0-9a-f]{12}\) in float64",
+    ):
+        (line,) = re.findall(rf"^{caption}.*$", README, re.MULTILINE)
+        assert "tokens counted an arm" in line
+
+
+def test_its_sentence_on_top_p_names_the_readout():
+    """The card and the report that it links bear it out."""
+    (words,) = re.findall(r"At 64 calls and \*equal\* entropy.*?which readout a comparison has\.", README, re.DOTALL)
+    assert "both are read out by argmax" in words
+    assert "endpoint=ancestral" in words
+    report = (HERE / "docs/reports/mini/readout/report.md").read_text()
+    rows = re.findall(r"^\| (p=0\.9|D=0\.5L) \| ([\d.]+) ± [\d.]+ \| ([\d.]+)", report, re.MULTILINE)
+    found = {name: (float(ppl), float(entropy)) for name, ppl, entropy in rows}
+    assert found["p=0.9"][0] < found["D=0.5L"][0] / 1.5
+    assert abs(found["p=0.9"][1] - found["D=0.5L"][1]) < 0.02

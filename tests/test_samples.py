@@ -1,4 +1,4 @@
-"""From a model and a policy to samples: what is resolved, what comes back, and what is refused."""
+"""From a model and a sampler to samples: what is resolved, what comes back, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 import limpet
-from limpet import LimpetError, Policy, Selection
+from limpet import CRS, LimpetError, Native
 from limpet.denoisers.exact import Markov
 from limpet.denoisers.sources import source
-from limpet.sampler import NEVER
-from limpet.samples import prepare
-from limpet.streams import Stream
+from limpet.engine.path import Path, State, open_path
+from limpet.engine.streams import Stream
+from limpet.samplers import from_dict
+from limpet.samplers.crs import NEVER, OPEN, Memory
 
 WORDS = source("exact:words")
 CHAIN = Markov(torch.ones(3), torch.ones(3, 3), 6)  # no tokenizer
-QUICK = Policy(nfe=3)
+QUICK = CRS(nfe=3)
 
 
-def resolved(policy: Policy, fixed: Tensor):
-    return prepare(WORDS, policy, Stream(0, torch.arange(len(fixed))), fixed)
+def path_of(fixed: Tensor) -> Path:
+    return open_path(WORDS, Stream(0, torch.arange(len(fixed))), fixed)
 
 
 @pytest.mark.parametrize(
@@ -31,48 +32,68 @@ def resolved(policy: Policy, fixed: Tensor):
     [(8, 2, 5, 205, 102.4), (16, 5, 10, 103, 51.2), (32, 10, 21, 49, 24.381), (64, 21, 42, 25, 12.190)],
 )
 def test_caps_and_budgets_at_length_1024(nfe: int, warmup: int, after: int, count: int, budget: float) -> None:
-    run = resolved(Policy(nfe=nfe), torch.full((3, 1024), -1))
-    assert run.warmup == warmup
-    assert nfe - 1 - run.warmup == after
-    assert run.count.tolist() == [count] * 3
-    assert run.budget.tolist() == pytest.approx([budget] * 3, abs=5e-4)
-    assert len(run.times) == len(run.signals) == len(run.top_p) == nfe
-    assert run.signals == pytest.approx([1 - 0.999 * t for t in run.times], abs=1e-15)
-    assert run.times[run.warmup] == pytest.approx(0.67, abs=1e-4)
+    sampler, path = CRS(nfe=nfe), path_of(torch.full((3, 1024), -1))
+    assert sampler.early == warmup
+    assert nfe - 1 - sampler.early == after
+    most, allowance = sampler.limits(path)
+    assert most.tolist() == [count] * 3
+    assert allowance.tolist() == pytest.approx([budget] * 3, abs=5e-4)
+    assert len(sampler.times) == nfe
+    assert [path.signal(t) for t in sampler.times] == pytest.approx([1 - 0.999 * t for t in sampler.times], abs=1e-15)
+    assert sampler.times[sampler.early] == pytest.approx(0.67, abs=1e-4)
 
 
 @pytest.mark.parametrize(("warmup", "count"), [(0.016, 17), (0.17, 20), (0.33, 25), (0.5, 34)])
 def test_caps_follow_the_warmup(warmup: float, count: int) -> None:
-    assert resolved(Policy(nfe=64, warmup=warmup), torch.full((1, 1024), -1)).count.tolist() == [count]
+    most, _ = CRS(nfe=64, warmup=warmup).limits(path_of(torch.full((1, 1024), -1)))
+    assert most.tolist() == [count]
 
 
 def test_caps_and_budgets_are_of_what_is_generated() -> None:
     """Fifty of a hundred tokens given: the paper's prefix study has D = 25 and K = 2; each sample has its own."""
     fixed = torch.full((2, 100), -1)
     fixed[0, :50] = 1
-    run = resolved(Policy(nfe=64), fixed)
-    assert run.count.tolist() == [2, 3]
-    assert (run.budget * 42).tolist() == pytest.approx([25, 50])
-    assert run.free.sum(-1).tolist() == [50, 100]
+    path = path_of(fixed)
+    most, allowance = CRS(nfe=64).limits(path)
+    assert most.tolist() == [2, 3]
+    assert (allowance * 42).tolist() == pytest.approx([25, 50])
+    assert path.generated.tolist() == path.free.sum(-1).tolist() == [50, 100]
 
 
-def test_the_top_p_of_each_step() -> None:
-    fixed = torch.full((1, 160), -1)
-    assert resolved(Policy(nfe=8), fixed).top_p == [1.0] * 8
-    assert resolved(Policy(nfe=8, top_p=0.9), fixed).top_p == [0.9] * 8
-    assert resolved(Policy(nfe=8, late_top_p=0.8), fixed).top_p == [1.0] * 2 + [0.8] * 6
-    assert resolved(Policy(nfe=8, top_p=0.9, late_top_p=1.0), fixed).top_p == [0.9] * 2 + [1.0] * 6
+@pytest.mark.parametrize("kind", [Native, CRS])
+def test_the_top_p_of_each_call(kind: type[Native]) -> None:
+    path = path_of(torch.full((1, 160), -1))
+
+    def top_p(**knobs: float) -> list[float]:
+        sampler = kind(nfe=8, **knobs)
+        states = [State(call, path.noise()) for call in range(8)]
+        return [sampler.transition(path, state, path.free, path.nowhere).top_p for state in states]
+
+    assert top_p() == [1.0] * 8
+    assert top_p(top_p=0.9) == [0.9] * 8
+    assert top_p(late_top_p=0.8) == [1.0] * 2 + [0.8] * 6
+    assert top_p(top_p=0.9, late_top_p=1.0) == [0.9] * 2 + [1.0] * 6
+
+
+def test_the_noise_that_a_path_begins_with_is_uniform_and_holds_what_is_given() -> None:
+    fixed = torch.full((50, 160), -1)
+    fixed[:, 7] = 3
+    noise = path_of(fixed).noise()
+    assert (noise[:, 7] == 3).all()
+    counts = noise[:, 8:].flatten().bincount(minlength=27).double()
+    expected = counts.sum() / 27
+    assert ((counts - expected) ** 2 / expected).sum() < 70  # 26 degrees of freedom: one in a hundred thousand
 
 
 def test_what_comes_back() -> None:
-    out = limpet.sample(WORDS, Policy(nfe=5), n=3, seed=7, first=10)
+    out = limpet.sample(WORDS, CRS(nfe=5), n=3, seed=7, first=10)
     assert out.tokens.shape == (3, 160)
     assert out.tokens.dtype == torch.long
     assert out.tokens.min() >= 0
     assert out.tokens.max() < 27
     assert out.nfe == 5
     assert out.texts == [WORDS.tokenizer.decode(row) for row in out.tokens.tolist()]
-    assert out.selected.tolist() == (out.selection.selected_at != NEVER).sum(-1).tolist()
+    assert out.selected.tolist() == (out.memory.selected_at < NEVER).sum(-1).tolist()
     assert (out.selected > 0).all()
     rows = list(out.rows())
     assert [row["sample"] for row in rows] == [10, 11, 12]
@@ -81,13 +102,13 @@ def test_what_comes_back() -> None:
         assert row["tokens"] == out.tokens[i].tolist()
         assert row["selected"] == out.selected[i]
         assert (row["seed"], row["model"], row["digest"], row["nfe"]) == (7, "exact:words", WORDS.digest, 5)
-        again = limpet.sample(WORDS, Policy.from_dict(row["policy"]), n=1, seed=row["seed"], first=row["sample"])
+        again = limpet.sample(WORDS, from_dict(row["sampler"]), n=1, seed=row["seed"], first=row["sample"])
         assert again.tokens[0].tolist() == row["tokens"]
 
 
 def test_defaults() -> None:
-    """Without a policy: CRS with 64 calls; eight samples under seed 8200; the model's own length."""
-    assert torch.equal(limpet.sample(CHAIN).tokens, limpet.sample(CHAIN, Policy(), n=8, seed=8200, length=6).tokens)
+    """Without a sampler: CRS with 64 calls; eight samples under seed 8200; the model's own length."""
+    assert torch.equal(limpet.sample(CHAIN).tokens, limpet.sample(CHAIN, CRS(), n=8, seed=8200, length=6).tokens)
 
 
 def test_a_model_without_a_tokenizer() -> None:
@@ -100,7 +121,7 @@ def test_a_model_without_a_tokenizer() -> None:
 
 
 def test_calls_and_head_rows_are_counted_over_batches() -> None:
-    whole, parts = (limpet.sample(WORDS, Policy(nfe=6), n=5, batch_size=size) for size in (5, 2))
+    whole, parts = (limpet.sample(WORDS, CRS(nfe=6), n=5, batch_size=size) for size in (5, 2))
     assert whole.nfe == parts.nfe == 6
     assert whole.head_rows == parts.head_rows
     assert 0 < whole.head_rows < 1
@@ -128,16 +149,16 @@ def test_fixed_positions_as_a_mapping_a_row_or_a_table() -> None:
     assert limpet.sample(CHAIN, QUICK, n=2, fixed=table).tokens[1].tolist() == [1] * 6
 
 
-def test_a_watcher_is_told_after_every_step() -> None:
+def test_a_watcher_is_told_after_every_call() -> None:
     told = []
     limpet.sample(
         CHAIN,
-        Policy(nfe=4),
+        CRS(nfe=4),
         n=5,
         batch_size=2,
-        progress=lambda state, info, done, total: told.append((info.step, done, total)),
+        progress=lambda state, info, done, total: told.append((info.call, done, total)),
     )
-    assert [step for step, _, _ in told] == [0, 1, 2, 3] * 3
+    assert [call for call, _, _ in told] == [0, 1, 2, 3] * 3
     assert [total for _, _, total in told] == [20] * 12
     done = [done for _, done, _ in told]
     assert done == sorted(set(done))
@@ -148,7 +169,7 @@ def test_a_bar_changes_nothing() -> None:
     assert torch.equal(limpet.sample(CHAIN, QUICK, n=2, progress=True).tokens, limpet.sample(CHAIN, QUICK, n=2).tokens)
 
 
-SELECTION = Selection(torch.full((2, 6), NEVER), torch.zeros(2, 6, dtype=torch.long))
+MEMORY = Memory(torch.zeros(2, 6, dtype=torch.long), torch.full((2, 6), OPEN))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +193,19 @@ SELECTION = Selection(torch.full((2, 6), NEVER), torch.zeros(2, 6, dtype=torch.l
         ({"fixed": {0: 3}}, "token 3 is outside the vocabulary of 3"),
         ({"fixed": {0: -7}}, "token -7 is outside the vocabulary of 3"),
         ({"fixed": torch.zeros(5, dtype=torch.long)}, r"fixed has shape \(5,\); it takes \(6,\) or \(2, 6\)"),
-        ({"replay": SELECTION, "n": 3}, r"replayed run has shape \(2, 6\), this one \(3, 6\)"),
-        ({"policy": Policy(values="recorded")}, "values='recorded' needs replay="),
+        ({"replay": MEMORY, "n": 3}, r"replayed samples have shape \(2, 6\), these \(3, 6\)"),
+        ({"replay": MEMORY, "sampler": Native(nfe=3)}, "native replays nothing: leave replay out"),
+        ({"replay": (), "sampler": Native(nfe=3)}, "native replays nothing: leave replay out"),
+        ({"replay": ()}, "crs replays labels and the calls that selected them; this memory has 0 parts"),
+        ({"sampler": CRS(values="recorded")}, "crs has values 'recorded', which a replay alone can fill: give replay="),
+        ({"seed": -1}, "seed is -1 and first 0; they are whole numbers from 0"),
+        ({"seed": 2**64}, "they are whole numbers from 0, the seed of at most 64 bits"),
+        ({"first": -2}, "seed is 8200 and first -2"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_sampled_is_one_sentence(how: dict, sentence: str) -> None:
-    how = {"policy": QUICK, "n": 2, **how}
+    how = {"sampler": QUICK, "n": 2, **how}
     with pytest.raises(LimpetError, match=sentence) as caught:
         limpet.sample(CHAIN, **how)
     assert "\n" not in str(caught.value)
@@ -190,5 +217,5 @@ def test_strange_letters_in_a_prefix_are_one_sentence() -> None:
 
 
 def test_infinite_budgets_are_fine() -> None:
-    out = limpet.sample(WORDS, Policy(nfe=4, budget=math.inf, spacing=0), n=2)
+    out = limpet.sample(WORDS, CRS(nfe=4, budget=math.inf, spacing=0), n=2)
     assert (out.selected == 160).all()

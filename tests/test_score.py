@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge")
     torch.manual_seed(0)
     write_tensors(folder / "model.safetensors", pack_rows(dict(causal.Network(SHAPE).named_parameters())))
-    (folder / "config.json").write_text(json.dumps({"model_type": "causal", **SHAPE.to_dict()}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "causal", **vars(SHAPE)}))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,7 +63,8 @@ def sampled(judge, seed=0, shards=(8200, 8210, 8220), each=4):
     for shard in shards:
         for i, text in enumerate(texts(each, [seed, shard])):
             ids = judge.tokenizer.encode(text)
-            rows.append({"text": text, "tokens": ids, "seed": shard, "sample": i, "model": "m", "nfe": 8})
+            row = {"text": text, "tokens": ids, "seed": shard, "sample": i, "model": "m", "nfe": 8}
+            rows.append({**row, "tokenizer": judge.tokenizer.digest})
     return rows
 
 
@@ -115,25 +116,55 @@ def test_rows_are_the_librarys_own_numbers(capsys, tmp_path, judge, folder):
 
 def test_the_convention_follows_the_ids(capsys, tmp_path, judge, folder):
     rows = sampled(judge)
-    foreign = [{**row, "tokens": [token + 1 for token in row["tokens"]]} for row in rows]
+    foreign = [{**row, "tokens": [token + 1 for token in row["tokens"]], "tokenizer": "another"} for row in rows]
+    nameless = [{key: value for key, value in row.items() if key != "tokenizer"} for row in rows]
+    mixed = [*rows[:6], *nameless[6:]]
     texts_alone = [{"text": row["text"], "seed": row["seed"]} for row in rows]
     padded = [{**row, "tokens": [*row["tokens"], 300]} for row in rows]  # decodes to nothing, as [PAD] does
+    files = {
+        "own": rows,
+        "foreign": foreign,
+        "nameless": nameless,
+        "mixed": mixed,
+        "texts": texts_alone,
+        "padded": padded,
+    }
     results = {
         name: score(capsys, write(tmp_path / f"{name}.jsonl", made), judge=str(folder))["files"][0]
-        for name, made in {"own": rows, "foreign": foreign, "texts": texts_alone, "padded": padded}.items()
+        for name, made in files.items()
     }
     assert {name: file["judge"]["convention"] for name, file in results.items()} == {
-        "own": "ids", "foreign": "text", "texts": "text", "padded": "ids",
+        "own": "ids", "foreign": "text", "nameless": "text", "mixed": "text", "texts": "text", "padded": "ids",
     }  # fmt: skip
+    counted = sum(len(row["tokens"]) - 1 for row in rows)
+    for file in results.values():
+        assert (file["judge"]["precision"], file["judge"]["counted"]) == ("float32", counted)
     values = {name: rows_of(file)["gen-nll"]["mean"] for name, file in results.items()}
     assert values["own"] == pytest.approx(values["texts"], abs=1e-5)
     assert values["own"] == pytest.approx(values["foreign"], abs=1e-5)
     assert values["own"] == pytest.approx(values["padded"], abs=1e-5)
+    assert values["texts"] == values["nameless"] == values["mixed"]
     assert rows_of(results["padded"])["dropped"]["mean"] == 1
     assert "ends" not in rows_of(results["foreign"])  # the judge's end-of-text means nothing there
     released = score(capsys, str(tmp_path / "own.jsonl"), judge=str(folder), convention="released")["files"][0]
     assert released["judge"]["convention"] == "released"
     assert rows_of(released)["gen-nll"]["mean"] != values["own"]
+
+
+def test_ids_that_name_no_tokenizer_are_vouched_for(capsys, tmp_path, judge, folder):
+    """To ask for ids is to say that they are the judge's; against a tokenizer that is named it says nothing."""
+    rows = sampled(judge)
+    bare = [{key: row[key] for key in ("tokens", "seed", "sample")} for row in rows]
+    own = score(capsys, write(tmp_path / "own.jsonl", rows), judge=str(folder))["files"][0]
+    with pytest.raises(LimpetError, match="vouch with --convention ids"):
+        run((write(tmp_path / "bare.jsonl", bare),), judge=str(folder))
+    vouched = score(capsys, str(tmp_path / "bare.jsonl"), judge=str(folder), convention="ids")["files"][0]
+    assert vouched["rows"] == own["rows"]
+    foreign = write(tmp_path / "foreign.jsonl", [{**row, "tokenizer": "another"} for row in rows])
+    with pytest.raises(LimpetError, match="only where both have one tokenizer"):
+        run((foreign,), judge=str(folder), convention="ids")
+    with pytest.raises(LimpetError, match="for which both need a tokenizer"):
+        run((write(tmp_path / "both.jsonl", [{**row, "tokenizer": "another"} for row in bare]),), judge=str(folder))
 
 
 def test_two_files_are_paired_by_shard_and_sample(capsys, tmp_path, judge, folder):
@@ -179,8 +210,9 @@ def test_prefixes_stand_apart(capsys, tmp_path, judge, folder):
             whole = f"{given[i % 2]} {text}"
             ids = judge.tokenizer.encode(whole)
             rows.append(
-                {"text": whole, "tokens": ids, "seed": shard, "prefix": len(judge.tokenizer.encode(given[i % 2]))}
-            )
+                {"text": whole, "tokens": ids, "seed": shard, "prefix": len(judge.tokenizer.encode(given[i % 2])),
+                 "tokenizer": judge.tokenizer.digest}
+            )  # fmt: skip
     file = score(capsys, write(tmp_path / "ids.jsonl", rows), judge=str(folder))["files"][0]
     got = rows_of(file)
     rest = [row["tokens"][row["prefix"] :] for row in rows]
@@ -273,6 +305,7 @@ def test_words_on_the_terminal(capsys, tmp_path, folder, judge):
         ('{"tokens": [1, 2], "prefix": 3}', '"prefix"'),
         ('{"text": "a", "prefix": 1}', '"prefix"'),
         ('{"tokens": [1, -2]}', '"tokens"'),
+        ('{"text": "a", "tokenizer": 3}', '"tokenizer"'),
     ],
 )
 def test_a_bad_file_gets_one_sentence(tmp_path, content, words):
@@ -286,12 +319,21 @@ def test_a_bad_file_gets_one_sentence(tmp_path, content, words):
 def test_what_cannot_be_scored_says_so(tmp_path, folder):
     far = write(tmp_path / "far.jsonl", [{"tokens": [1, 999]}])
     for options, words in (
-        ({"judge": str(folder)}, "ids alone where text is read"),
+        ({"judge": str(folder)}, "ids alone, or a prefix counted in ids"),
         ({"judge": str(folder), "convention": "ids"}, "id 999 is outside the vocabulary"),
         ({"judge": "none", "reference": far}, "name a judge"),
     ):
         with pytest.raises(LimpetError, match=words):
             run((far,), **options)
+    mixed = write(tmp_path / "mixed.jsonl", [{"tokens": [1, 2]}, {"text": "a"}])
+    for name in ("none", str(folder)):
+        with pytest.raises(LimpetError, match="others text alone"):
+            run((mixed,), judge=name)
+    counted = write(
+        tmp_path / "counted.jsonl", [{"text": "a b", "tokens": [1, 2], "prefix": 1, "tokenizer": "another"}]
+    )
+    with pytest.raises(LimpetError, match="cannot score these files"):
+        run((counted,), judge=str(folder))
     text = write(tmp_path / "text.jsonl", [{"text": "a"}])
     with pytest.raises(LimpetError, match='needs "tokens"'):
         run((text,), judge=str(folder), convention="ids")

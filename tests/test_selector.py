@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from limpet.selector import select, spaced
+from limpet.engine.selector import select, spaced
 
 
 def plain_scan(deficit: list[float], eligible: list[bool], count: float, budget: float, spacing: int) -> list[bool]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +14,22 @@ from typing import Any
 import pytest
 import torch
 
-from limpet import speed
-from limpet.commands import bench
+import limpet
+from limpet import registry, speed
+from limpet.commands import Where, bench
 from limpet.denoisers.duo import Duo, Shape
+from limpet.engine.steps import backends
 from limpet.errors import LimpetError
-from limpet.steps import dense, lazy
 
+ROOT = Path(__file__).parents[1]
+TRAINED_LIKE = ROOT / "tools/trained_like.py"
+trained_like = registry.from_file(f"{TRAINED_LIKE}:trained_like")
 SMALL = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
 
 
 @pytest.fixture(scope="module")
 def model() -> Duo:
-    return Duo(speed.trained_like(SMALL), name="small")
+    return Duo(trained_like(SMALL), name="small")
 
 
 def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> None:
@@ -91,12 +98,11 @@ def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:
     assert largest == sorted(largest)
     assert own == sorted(own)
     assert 1 - largest[-1] < (1 - largest[0]) / 10
-    assert torch.equal(speed.trained_like(SMALL).vocab_embed.embedding, model.network.vocab_embed.embedding)
+    assert torch.equal(trained_like(SMALL).vocab_embed.embedding, model.network.vocab_embed.embedding)
 
 
 # -- what docs/speed.md says is what was measured ----------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[1]
 SAID = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
 LIMITS = {("native", 64): 0.68, ("top-p .9", 64): 0.74, ("CRS", 64): 0.78, ("native", 8): 0.95, ("top-p .9", 8): 1.05,
           ("CRS", 8): 0.98}  # fmt: skip
@@ -138,7 +144,10 @@ def test_the_gpu_run_keeps_what_was_promised() -> None:
         assert f"| {words} | {value} |" in SAID
     assert found["batch 256 nfe 64 CRS"]["peak_gib"] <= 4 * found["batch 64 nfe 64 CRS"]["peak_gib"]
     assert all(case["tokens differ"] == case["argmax differ"] == 0 for case in found["check step"].values())
-    assert all(found[f"check path {precision}"]["tokens differ"] == 0 for precision in ("float32", "bfloat16"))
+    paths = [value for key, value in found.items() if key.startswith("check path ")]
+    assert len(paths) >= 2
+    assert all(path["tokens differ"] == path["selected when"] == 0 for path in paths)
+    assert all(told.startswith("raised after ") for told in found.get("check alarm", {}).values())
     assert found["check select"]["positions that differ"] == 0
     assert found["check laws"]["smallest"] > 0.01 / 17
     assert parts["select 25"] <= 0.03 * 1000 * found["batch 64 nfe 64 CRS"]["seconds"] / 64
@@ -156,14 +165,14 @@ def test_the_cpu_table_is_the_committed_run_and_keeps_what_was_promised() -> Non
 
 
 def test_arithmetic_times_every_backend() -> None:
-    taken = speed.arithmetic({"dense": dense.advance, "lazy": lazy.advance}, (1, 8, 100), steps=3)
+    taken = speed.arithmetic(backends("cpu"), (1, 8, 100), steps=3)
     assert set(taken) == {"dense", "lazy"}
     assert min(taken.values()) > 0
 
 
 def test_the_command_prints_one_json_document(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(bench, "load", lambda name, **options: model)
-    bench.run(model="small", nfe=(4,), batches=(1, 2), runs=1, device="cpu", precision="float32", json=True)
+    monkeypatch.setattr(Where, "load", lambda where, name: model)
+    bench.run(model="small", nfe=(4,), batches=(1, 2), runs=1, where=Where("cpu", "float32"), json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["model"] == "small"
     assert [(row["batch"], row["what"]) for row in document["rows"]] == [
@@ -172,8 +181,8 @@ def test_the_command_prints_one_json_document(model: Duo, monkeypatch: pytest.Mo
 
 
 def test_the_command_prints_a_table(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(bench, "load", lambda name, **options: model)
-    bench.run(model="small", nfe=(4,), batches=(1,), runs=1, device="cpu", precision="float32", released=True)
+    monkeypatch.setattr(Where, "load", lambda where, name: model)
+    bench.run(model="small", nfe=(4,), batches=(1,), runs=1, where=Where("cpu", "float32"), released=True)
     printed = capsys.readouterr().out
     for word in ("of bare", "head rows", "CRS", "released native"):
         assert word in printed
@@ -182,5 +191,67 @@ def test_the_command_prints_a_table(model: Duo, monkeypatch: pytest.MonkeyPatch,
 def test_the_command_says_what_is_wrong() -> None:
     with pytest.raises(LimpetError, match="runs is 0"):
         bench.run(runs=0)
-    with pytest.raises(LimpetError, match="exact:words is no network"):
-        bench.run(model="exact:words", device="cpu")
+    with pytest.raises(LimpetError, match="exact:words is no Duo network, so there are no bare forwards"):
+        bench.run(model="exact:words", where=Where("cpu"))
+
+
+def test_a_file_is_a_model_to_bench(tmp_path: Path, capsys) -> None:
+    """`limpet bench` takes what `limpet sample` takes: here the trained-like network, at a size that a test can run."""
+    file = tmp_path / "small.py"
+    file.write_text(f"""
+from limpet import registry
+from limpet.denoisers.duo import Duo, Shape
+
+trained_like = registry.from_file("{TRAINED_LIKE}:trained_like")
+
+def small(folder=None, *, device=None, precision="float32"):
+    return Duo(trained_like(Shape({SMALL.vocab_size}, 8, 32, 1, 2, hidden=32)), precision=precision).to(device)
+""")
+    bench.run(model=f"{file}:small", nfe=(3,), batches=(1,), runs=1, where=Where("cpu"), json=True)
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 4
+
+
+@pytest.mark.long
+def test_the_released_size_is_a_file_away() -> None:
+    model = limpet.load(f"{TRAINED_LIKE}:released", device="cpu")
+    assert (model.vocab_size, model.length) == (50258, 1024)
+    assert round(model.info["parameters"] / 1e6, 1) == 169.6
+
+
+# -- the benchmark on a bare machine -----------------------------------------------------------------------------------
+
+BARE = """
+import importlib.abc, runpy, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"no module named {{name}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import limpet
+{more}
+"""
+ABSENT = {"tyro", "rich", "matplotlib", "scipy", "fsspec", "ray", "starlette", "uvicorn", "pydantic", "markdown_it",
+          "huggingface_hub", "hypothesis", "pytest"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("absent", "more"),
+    [
+        (
+            ABSENT | {"transformers", "triton"},
+            "limpet.sample(limpet.load('mini', device='cpu'), limpet.CRS(nfe=2), n=1)",
+        ),
+        (ABSENT, f"runpy.run_path({str(ROOT / 'benchmarks/gpu.py')!r})"),
+    ],
+    ids=["import limpet", "benchmarks/gpu.py"],
+)
+def test_what_a_bare_machine_needs(absent: set[str], more: str) -> None:
+    """torch, numpy, safetensors and tokenizers; the GPU benchmark Triton besides."""
+    if "gpu.py" in more:
+        pytest.importorskip("triton")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    script = BARE.format(absent=absent, more=more)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -188,3 +189,15 @@ def test_errors_are_sentences(call, words):
     with pytest.raises(LimpetError) as raised:
         call()
     assert words in str(raised.value)
+
+
+def test_infinities_are_values_like_others():
+    """What cannot be is infinitely unlikely: so is its shard, without a warning, and never a number that is not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = stats.by_shard([1, np.inf, 2, np.nan, np.inf], [0, 0, 1, 1, 1], [1, 2, 1, 1, 0])
+        assert found.tolist() == [np.inf, 2]
+        assert stats.mean_se([1, np.inf]).mean == np.inf
+        assert stats.mean_se([1, np.inf]).to_dict() == {"mean": None, "se": None, "shards": [1, None]}
+        assert np.isnan(stats.paired([np.inf, 1], [np.inf, 1]).mean)
+        stats.bootstrap([1, np.inf, 2], resamples=50)

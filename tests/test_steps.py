@@ -1,12 +1,13 @@
 """Every step backend against the exact law: a million draws a case, the tail, the same tokens from the same uniforms.
 
-A backend joins by a line in BACKENDS. Statistical tests use fixed seeds; with CASES cases and every backend, the
-chance that a right backend fails anywhere is ERROR."""
+Statistical tests use fixed seeds; with CASES cases and every backend, the chance that a right backend fails anywhere
+is ERROR. The fused backend has the same draws as the lazy one, which tests/test_fused.py shows."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,41 +16,20 @@ from scipy import stats
 from torch import Tensor
 
 import literal
-from limpet import process
-from limpet.steps import Backend, Transition, coin_one, dense, inverse_cdf, lazy
-from limpet.streams import Purpose, Stream
+import plain
+from backends import Case, case_of, same, step
+from limpet.engine import process, support
+from limpet.engine import steps as engine_steps
+from limpet.engine.steps import Backend, coin_one, dense, inverse_cdf, lazy
+from limpet.engine.streams import Purpose
 
-BACKENDS: dict[str, Backend] = {"dense": dense.advance, "lazy": lazy.advance}
+BACKENDS = {"dense": dense.BACKEND, "lazy": lazy.BACKEND}
 ERROR = 1e-4
 
 OTHERS = {name: backend for name, backend in BACKENDS.items() if name != "dense"}
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
 every_other_backend = pytest.mark.parametrize("backend", OTHERS.values(), ids=OTHERS.keys())
-
-
-def identity(features: Tensor) -> Tensor:
-    return features
-
-
-def transition_of(tokens: Tensor, vocab_size: int, seed: int = 8200, **changes) -> Transition:
-    """A step that revises and inspects everywhere, unless told otherwise."""
-    everywhere = torch.ones_like(tokens, dtype=torch.bool)
-    plain = Transition(
-        tokens=tokens,
-        seen=tokens,
-        revise=everywhere,
-        inspect=everywhere,
-        vocab_size=vocab_size,
-        signal_t=0.4,
-        signal_s=0.6,
-        top_p=1.0,
-        boundary="released",
-        convert=False,
-        stream=Stream(seed, torch.arange(len(tokens))),
-        step=0,
-    )
-    return replace(plain, **changes)
 
 
 # name: (law, signal_t, signal_s, top_p, boundary)
@@ -72,7 +52,8 @@ CASES = {
     "top-p to a point": (SHARP, 0.2, 0.7, 0.5, "released"),
     "top-p and the ancestral end": (UNEVEN, 0.5, 1.0, 0.75, "paper"),
 }
-LIMIT = ERROR / (len(BACKENDS) * (len(CASES) + 3))  # three more for the models that predict a posterior
+TEMPERED = [(0.5, 1.0, False), (0.8, 0.75, False), (1.3, 1.0, False), (0.8, 0.75, True), (1.3, 0.6, True)]
+LIMIT = ERROR / (len(BACKENDS) * (len(CASES) + 3 + len(TEMPERED)))  # three for the models that predict a posterior
 SIDE = 1000  # SIDE x SIDE draws a case
 
 
@@ -88,17 +69,15 @@ def counts_by_token(before: Tensor, after: Tensor, size: int) -> np.ndarray:
 
 
 @every_backend
-@pytest.mark.parametrize("case", CASES)
-def test_a_million_draws(backend: Backend, case: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_a_million_draws(backend: Backend, name: str) -> None:
     """Every z in turn, each with its own reverse law: z on and off the support, likely and unlikely."""
-    law, signal_t, signal_s, top_p, boundary = CASES[case]
+    law, signal_t, signal_s, top_p, boundary = CASES[name]
     size = len(law)
     tokens = (torch.arange(SIDE * SIDE) % size).view(SIDE, SIDE)
     features = torch.tensor(law, dtype=torch.float64).log().expand(SIDE, SIDE, size)
-    transition = transition_of(
-        tokens, size, seed=len(case), signal_t=signal_t, signal_s=signal_s, top_p=top_p, boundary=boundary
-    )
-    outcome = backend(identity, features, transition)
+    case = case_of(tokens, size, seed=len(name), signal_t=signal_t, signal_s=signal_s, top_p=top_p, boundary=boundary)
+    outcome = step(backend, features, case)
     assert (outcome.top == max(range(size), key=law.__getitem__)).all()  # the lowest id at a tie
     torch.testing.assert_close(outcome.deficit, torch.full_like(outcome.deficit, 1 - max(law)), rtol=1e-12, atol=1e-15)
     expected = expected_laws(law, signal_t, signal_s, top_p, boundary)
@@ -116,10 +95,8 @@ def test_a_million_draws_of_a_model_that_predicts_a_posterior(
     pair = torch.arange(SIDE * SIDE).view(SIDE, SIDE)
     tokens, seen = pair % size, pair // size % size
     features = posterior.log().expand(SIDE, SIDE, size)
-    transition = transition_of(
-        tokens, size, seed=77, seen=seen, convert=True, signal_t=signal_t, signal_s=signal_s, top_p=top_p
-    )
-    outcome = backend(identity, features, transition)
+    case = case_of(tokens, size, seed=77, seen=seen, convert=True, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
+    outcome = step(backend, features, case)
     limit = LIMIT / size
     for saw in range(size):
         divided = [float(p) / literal.forward(saw, x, 1 - signal_t, size) for x, p in enumerate(posterior)]
@@ -131,14 +108,81 @@ def test_a_million_draws_of_a_model_that_predicts_a_posterior(
         assert literal.chi_square(counts_by_token(tokens[here], outcome.tokens[here], size), expected) > limit
 
 
+@every_backend
+@pytest.mark.parametrize(("temperature", "top_p", "convert"), TEMPERED)
+def test_a_million_draws_at_a_temperature(backend: Backend, temperature: float, top_p: float, convert: bool) -> None:
+    """h to the power 1 / T, normalised, then top-p: of the leave-one-out law, whatever the model predicts."""
+    size, signal_t, signal_s = len(UNEVEN), 0.3, 0.6
+    pair = torch.arange(SIDE * SIDE).view(SIDE, SIDE)
+    tokens, seen = pair % size, pair // size % size
+    features = torch.tensor(UNEVEN, dtype=torch.float64).log().expand(SIDE, SIDE, size)
+    case = case_of(
+        tokens, size, seed=78, seen=seen, convert=convert, signal_t=signal_t, signal_s=signal_s, top_p=top_p,
+        temperature=temperature,
+    )  # fmt: skip
+    outcome = step(backend, features, case)
+    for saw in range(size):
+        law = UNEVEN
+        if convert:
+            divided = [p / literal.forward(saw, x, 1 - signal_t, size) for x, p in enumerate(law)]
+            law = literal.restricted(divided, [True] * size)
+        law = plain.tempered(law, temperature)
+        here = seen == saw
+        assert (outcome.deficit[here] - (1 - max(law))).abs().max() < 1e-12
+        assert (outcome.top[here] == law.index(max(law))).all()
+        expected = expected_laws(law, signal_t, signal_s, top_p, "released")
+        counts = counts_by_token(tokens[here], outcome.tokens[here], size)
+        assert literal.chi_square(counts, expected) > LIMIT / size
+        cold = expected_laws(plain.tempered(law, 0.6), signal_t, signal_s, top_p, "released")
+        assert literal.chi_square(counts, np.maximum(cold, 1e-12)) < LIMIT / size
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 1.3])
+@pytest.mark.parametrize("convert", [False, True])
+def test_the_law_of_a_step_at_a_temperature(temperature: float, convert: bool) -> None:
+    """In closed form, nothing drawn: the law that a step reads, and with top-p its reverse law; both readings of a
+    head's logits, dense and lazy, to rounding."""
+    size, signal_t, signal_s = len(UNEVEN), 0.3, 0.6
+    tokens, seen = torch.arange(size**2).view(size, size) % size, torch.arange(size**2).view(size, size) // size
+    logits = torch.tensor(UNEVEN, dtype=torch.float64).log().expand(size, size, size) + 3
+    case = case_of(tokens, size, seen=seen, convert=convert, signal_t=signal_t, temperature=temperature)
+    law = dense.law_of(same, logits, engine_steps.Whole(*case))
+    again = engine_steps.log_law(logits.flatten(0, 1), seen.flatten(), case.input, temperature).softmax(-1)
+    torch.testing.assert_close(again.view_as(law), law, rtol=1e-12, atol=1e-15)
+    for z, saw in itertools.product(range(size), range(size)):
+        exact = UNEVEN
+        if convert:
+            divided = [p / literal.forward(saw, x, 1 - signal_t, size) for x, p in enumerate(exact)]
+            exact = literal.restricted(divided, [True] * size)
+        exact = plain.tempered(exact, temperature)
+        np.testing.assert_allclose(law[saw, z], exact, rtol=1e-12)
+        for p in (1.0, 0.75):
+            found = process.reverse_law(support.restrict(law[saw, z], p), torch.tensor(z), signal_t, signal_s)
+            kept = literal.restricted(exact, literal.nucleus(exact, p, "released")) if p < 1 else exact
+            np.testing.assert_allclose(found, literal.reverse(kept, z, 1 - signal_t, 1 - signal_s), rtol=1e-11)
+
+
+@every_backend
+def test_a_temperature_of_1_is_no_temperature(backend: Backend) -> None:
+    """Bit for bit; and next to 1 it is nearly none, so 1 is no special case of another law."""
+    features, case = masked_case()
+    for convert in (False, True):
+        plainly = step(backend, features, case.but(convert=convert))
+        for one, other in zip(plainly, step(backend, features, case.but(convert=convert, temperature=1)), strict=True):
+            assert torch.equal(one, other)
+        nearly = step(backend, features, case.but(convert=convert, temperature=1 + 1e-9))
+        assert torch.equal(nearly.tokens, plainly.tokens)
+        torch.testing.assert_close(nearly.deficit, plainly.deficit, rtol=1e-7, atol=1e-9)
+
+
 def test_the_chi_square_rejects_a_nearby_wrong_law() -> None:
     """What the million draws can see: a conversion left out, a boundary mistaken, a weight off by five per cent."""
     law, signal_t, signal_s, top_p, boundary = CASES["ties and top-p, released"]
     size = len(law)
     tokens = (torch.arange(SIDE * SIDE) % size).view(SIDE, SIDE)
     features = torch.tensor(law, dtype=torch.float64).log().expand(SIDE, SIDE, size)
-    transition = transition_of(tokens, size, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
-    counts = counts_by_token(tokens, lazy.advance(identity, features, transition).tokens, size)
+    case = case_of(tokens, size, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
+    counts = counts_by_token(tokens, step(lazy.BACKEND, features, case).tokens, size)
     right = expected_laws(law, signal_t, signal_s, top_p, boundary)
     assert literal.chi_square(counts, right) > LIMIT
     with pytest.raises(AssertionError, match="probability zero"):
@@ -183,11 +227,10 @@ def test_the_tail_of_a_float32_law_keeps_its_mass(backend: Backend) -> None:
     logits = tailed()
     law = logits.double().softmax(-1)
     counts = torch.zeros(64, dtype=torch.long)
-    for step in range(8):
+    for call in range(8):
         tokens = torch.zeros(125, 1000, dtype=torch.long)  # an impossible token: never kept, never drawn
-        transition = transition_of(tokens, 64, seed=5, signal_t=0.001, signal_s=1.0, step=step)
-        transition = replace(transition, inspect=torch.zeros_like(tokens, dtype=torch.bool))
-        counts += backend(identity, logits.expand(125, 1000, 64), transition).tokens.flatten().bincount(minlength=64)
+        case = case_of(tokens, 64, seed=5, signal_t=0.001, signal_s=1.0, call=call, inspect=tokens > 0)
+        counts += step(backend, logits.expand(125, 1000, 64), case).tokens.flatten().bincount(minlength=64)
     assert counts.sum() == 10**6
     assert (counts[law == 0] == 0).all()
     before, after = int(counts[1:21].sum()), int(counts[40:60].sum())
@@ -226,8 +269,8 @@ def test_every_tail_token_of_a_float32_law_is_drawn_at_its_own_place(backend: Ba
     places = torch.from_numpy(((cumulated - law / 2) / cumulated[-1]).astype(np.float64))[:1900].view(19, 100)
     nowhere = torch.zeros(19, 100, dtype=torch.bool)
     tokens = torch.full((19, 100), 1999)
-    transition = transition_of(tokens, 2000, signal_t=0.001, signal_s=1.0, stream=Prescribed(places), inspect=nowhere)
-    drawn = backend(identity, logits.expand(19, 100, 2000), transition).tokens
+    case = case_of(tokens, 2000, signal_t=0.001, signal_s=1.0, stream=Prescribed(places), inspect=nowhere)
+    drawn = step(backend, logits.expand(19, 100, 2000), case).tokens
     assert torch.equal(drawn.flatten(), torch.arange(1900))
 
 
@@ -260,10 +303,14 @@ def test_an_inverse_cdf_never_leaves_the_support(dtype: torch.dtype) -> None:
 # -- the same uniforms, the same tokens -------------------------------------------------------------------------------
 
 
-def edge_distance(law: np.ndarray, z: int, u: tuple[float, ...], transition: Transition) -> float:
+def edge_distance(law: np.ndarray, z: int, u: tuple[float, ...], case: Case) -> float:
     """How near a position's uniforms are to a place where rounding decides: a rank or mass of the nucleus, coin two, a
     step of the cumulated law."""
     distances = []
+    transition = case.transition
+    if transition.temperature != 1:
+        law = law ** (1 / transition.temperature)
+        law /= law.sum()
     if transition.top_p < 1:
         ranked = np.sort(law)[::-1]
         mass = np.cumsum(ranked)
@@ -284,16 +331,16 @@ def random_laws(rows: int) -> tuple[Tensor, Tensor]:
     return features, torch.where(torch.rand(rows, 1000, generator=generator) < 0.5, features.argmax(-1), tokens)
 
 
-def disagreements(one: Tensor, other: Tensor, features: Tensor, transition: Transition) -> list[float]:
+def disagreements(one: Tensor, other: Tensor, features: Tensor, case: Case) -> list[float]:
     """How far from an edge each position is where two backends gave different tokens."""
     positions = torch.arange(features.shape[1])
-    coins, draws = (transition.stream.uniforms(0, positions, p) for p in (Purpose.COINS, Purpose.TOKENS))
+    coins, draws = (case.input.stream.uniforms(0, positions, p) for p in (Purpose.COINS, Purpose.TOKENS))
     return [
         edge_distance(
             features[b, i].double().softmax(-1).numpy(),
-            int(transition.tokens[b, i]),
+            int(case.transition.tokens[b, i]),
             (coins[1][b, i].item(), draws[0][b, i].item()),
-            transition,
+            case,
         )
         for b, i in (one != other).nonzero().tolist()
     ]
@@ -301,20 +348,29 @@ def disagreements(one: Tensor, other: Tensor, features: Tensor, transition: Tran
 
 @every_other_backend
 @pytest.mark.parametrize(
-    ("signal_t", "signal_s", "top_p"), [(0.1, 0.5, 1.0), (0.6, 0.95, 1.0), (0.6, 0.95, 0.9), (0.9, 1.0, 0.9)]
+    ("signal_t", "signal_s", "top_p", "temperature"),
+    [
+        (0.1, 0.5, 1.0, 1.0),
+        (0.6, 0.95, 1.0, 1.0),
+        (0.6, 0.95, 0.9, 1.0),
+        (0.9, 1.0, 0.9, 1.0),
+        (0.6, 0.95, 1.0, 0.8),
+        (0.6, 0.95, 0.9, 0.5),
+        (0.1, 0.5, 0.9, 1.3),
+    ],
 )
 def test_the_same_tokens_as_dense_but_on_rounding_edges(
-    backend: Backend, signal_t: float, signal_s: float, top_p: float
+    backend: Backend, signal_t: float, signal_s: float, top_p: float, temperature: float
 ) -> None:
     """200,000 random laws in float32: every disagreement is within 1e-6 of an edge, and there are hardly any."""
     features, tokens = random_laws(200)
-    transition = transition_of(tokens, 50, signal_t=signal_t, signal_s=signal_s, top_p=top_p)
-    reference = dense.advance(identity, features, transition)
-    outcome = backend(identity, features, transition)
+    case = case_of(tokens, 50, signal_t=signal_t, signal_s=signal_s, top_p=top_p, temperature=temperature)
+    reference = step(dense.BACKEND, features, case)
+    outcome = step(backend, features, case)
     assert torch.equal(outcome.top, reference.top)
     torch.testing.assert_close(outcome.deficit, reference.deficit, rtol=0, atol=1e-6)
     assert (reference.tokens != tokens).double().mean() > 0.3  # the step does something
-    edges = disagreements(outcome.tokens, reference.tokens, features, transition)
+    edges = disagreements(outcome.tokens, reference.tokens, features, case)
     assert len(edges) < 20
     assert all(edge < 1e-6 for edge in edges)
 
@@ -323,10 +379,10 @@ def test_the_same_tokens_as_dense_but_on_rounding_edges(
 def test_what_an_edge_is(top_p: float) -> None:
     """Logits a little off, by 1e-3, make the step disagree now and then, always within 3e-3 of an edge."""
     features, tokens = random_laws(100)
-    transition = transition_of(tokens, 50, top_p=top_p)
+    case = case_of(tokens, 50, top_p=top_p)
     noise = 1e-3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
-    one, other = (lazy.advance(identity, logits, transition).tokens for logits in (features, features + noise))
-    edges = disagreements(one, other, features, transition)
+    one, other = (step(lazy.BACKEND, logits, case).tokens for logits in (features, features + noise))
+    edges = disagreements(one, other, features, case)
     assert len(edges) > 3
     assert max(edges) < 3e-3
 
@@ -338,9 +394,10 @@ def test_the_same_tokens_as_dense_from_float64_logits(backend: Backend) -> None:
     size, shape = 50, (50, 1000)
     features = 3 * torch.randn(*shape, size, generator=generator, dtype=torch.float64)
     tokens, seen = torch.randint(size, (2, *shape), generator=generator)
-    for changes in ({}, {"top_p": 0.8}, {"convert": True}, {"convert": True, "top_p": 0.8, "boundary": "paper"}):
-        transition = transition_of(tokens, size, seen=seen, **changes)
-        one, other = (advance(identity, features, transition) for advance in (dense.advance, backend))
+    cases = ({}, {"top_p": 0.8}, {"convert": True}, {"convert": True, "top_p": 0.8, "boundary": "paper"})
+    for changes, temperature in itertools.product(cases, (1.0, 0.5, 0.8, 1.3)):
+        case = case_of(tokens, size, seen=seen, temperature=temperature, **changes)
+        one, other = (step(each, features, case) for each in (dense.BACKEND, backend))
         assert torch.equal(one.tokens, other.tokens)
         assert torch.equal(one.top, other.top)
         torch.testing.assert_close(one.deficit, other.deficit, rtol=1e-9, atol=1e-14)
@@ -349,23 +406,23 @@ def test_the_same_tokens_as_dense_from_float64_logits(backend: Backend) -> None:
 # -- masks, rows, chunks ----------------------------------------------------------------------------------------------
 
 
-def masked_case() -> tuple[Tensor, Transition]:
+def masked_case() -> tuple[Tensor, Case]:
     generator = torch.Generator().manual_seed(6)
     features = 2 * torch.randn(6, 80, 9, generator=generator, dtype=torch.float64)
     tokens = torch.randint(9, (6, 80), generator=generator)
     revise, inspect = torch.rand(2, 6, 80, generator=generator) < 0.5
-    return features, transition_of(tokens, 9, revise=revise, inspect=inspect, signal_t=0.2, signal_s=0.9, top_p=0.9)
+    return features, case_of(tokens, 9, revise=revise, inspect=inspect, signal_t=0.2, signal_s=0.9, top_p=0.9)
 
 
 @every_backend
 def test_revise_and_inspect_are_kept_apart(backend: Backend) -> None:
-    features, transition = masked_case()
-    revise, inspect = transition.revise, transition.inspect
+    features, case = masked_case()
+    revise, inspect = case.transition.revise, case.transition.inspect
     everywhere = torch.ones_like(revise)
-    whole = backend(identity, features, replace(transition, revise=everywhere, inspect=everywhere))
-    part = backend(identity, features, transition)
-    assert torch.equal(part.tokens, torch.where(revise, whole.tokens, transition.tokens))
-    assert (whole.tokens[~revise] != transition.tokens[~revise]).any()
+    whole = step(backend, features, case.but(revise=everywhere, inspect=everywhere))
+    part = step(backend, features, case)
+    assert torch.equal(part.tokens, torch.where(revise, whole.tokens, case.transition.tokens))
+    assert (whole.tokens[~revise] != case.transition.tokens[~revise]).any()
     assert torch.equal(part.top, whole.top * inspect)
     assert torch.equal(part.deficit, torch.where(inspect, whole.deficit, math.inf))
     assert torch.isfinite(whole.deficit).all()
@@ -373,53 +430,53 @@ def test_revise_and_inspect_are_kept_apart(backend: Backend) -> None:
 
 @every_backend
 def test_deficits_come_from_the_law_before_top_p(backend: Backend) -> None:
-    features, transition = masked_case()
+    features, case = masked_case()
     law = features.softmax(-1)
     for top_p in (1.0, 0.9, 0.2):
-        outcome = backend(identity, features, replace(transition, top_p=top_p))
-        direct = torch.where(transition.inspect, 1 - law.amax(-1), math.inf)
+        outcome = step(backend, features, case.but(top_p=top_p))
+        direct = torch.where(case.transition.inspect, 1 - law.amax(-1), math.inf)
         torch.testing.assert_close(outcome.deficit, direct, rtol=1e-12, atol=1e-15)
 
 
 @every_backend
 def test_a_step_changes_nothing_it_was_given(backend: Backend) -> None:
-    features, transition = masked_case()
-    before = [x.clone() for x in (features, transition.tokens, transition.seen, transition.revise, transition.inspect)]
-    backend(identity, features, replace(transition, convert=True))
-    after = [features, transition.tokens, transition.seen, transition.revise, transition.inspect]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    features, case = masked_case()
+    given = [features, case.transition.tokens, case.input.tokens, case.transition.revise, case.transition.inspect]
+    before = [x.clone() for x in given]
+    step(backend, features, case.but(convert=True, temperature=0.8))
+    assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
 
 
 @every_backend
 def test_nothing_to_do(backend: Backend) -> None:
-    features, transition = masked_case()
-    nowhere = torch.zeros_like(transition.revise)
-    outcome = backend(identity, features, replace(transition, revise=nowhere, inspect=nowhere))
-    assert torch.equal(outcome.tokens, transition.tokens)
+    features, case = masked_case()
+    nowhere = torch.zeros_like(case.transition.revise)
+    outcome = step(backend, features, case.but(revise=nowhere, inspect=nowhere))
+    assert torch.equal(outcome.tokens, case.transition.tokens)
     assert not outcome.top.any()
     assert (outcome.deficit == math.inf).all()
 
 
 def test_lazy_runs_the_head_where_coin_one_moves_or_where_it_inspects() -> None:
-    features, transition = masked_case()
+    features, case = masked_case()
     rows: list[Tensor] = []
 
     def head(some: Tensor) -> Tensor:
         rows.append(some)
         return some
 
-    lazy.advance(head, features, transition)
-    coins, _ = transition.stream.uniforms(0, torch.arange(80), Purpose.COINS)
-    s_t, s_s = transition.signal_t, transition.signal_s
+    step(lazy.BACKEND, features, case, head)
+    coins, _ = case.input.stream.uniforms(0, torch.arange(80), Purpose.COINS)
+    s_t, s_s = case.transition.signal_t, case.transition.signal_s
     moves = coins < (s_s - s_t + (1 - s_t / s_s) * (1 - s_s)) / (1 - s_t)
-    needed = (moves & transition.revise) | transition.inspect
+    needed = (moves & case.transition.revise) | case.transition.inspect
     assert torch.equal(torch.cat(rows), features[needed])
     assert 0 < needed.sum() < needed.numel()
 
 
 def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, transition = masked_case()
-    whole = lazy.advance(identity, features, transition)
+    features, case = masked_case()
+    whole = step(lazy.BACKEND, features, case)
     most = 0
 
     def head(some: Tensor) -> Tensor:
@@ -427,9 +484,9 @@ def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
         most = max(most, len(some))
         return some
 
-    monkeypatch.setattr(lazy, "CHUNK", 7 * 9 + 3)
-    monkeypatch.setattr(lazy, "PIECE", 2 * 9 + 1)
-    parts = lazy.advance(head, features, transition)
+    monkeypatch.setattr(engine_steps, "CHUNK", 7 * 9 + 3)
+    monkeypatch.setattr(engine_steps, "PIECE", 2 * 9 + 1)
+    parts = step(lazy.BACKEND, features, case, head)
     assert most == 7
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 

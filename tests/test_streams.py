@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import literal
-from limpet.streams import Purpose, Stream, philox, uniform53, uniform_token
+from limpet.engine.streams import Purpose, Stream, philox, uniform53, uniform_token
 
 KNOWN = [  # Random123's known answers for philox4x32 with ten rounds: counter, key, output
     ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),

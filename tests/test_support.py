@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import literal
-from limpet import support
+from limpet.engine import support
 
 BOUNDARIES = ["released", "paper"]
 

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from limpet import LimpetError, Policy, process, sample
+from limpet import CRS, LimpetError, Native, sample
 from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Markov, Mixture, Source
+from limpet.engine import process
 from limpet.theory.laws import encode, marginals, product, sequences, total_variation, truth
 from limpet.theory.output_law import output_law
 from limpet.theory.sources import random_laws, slipping, tiny
@@ -32,12 +33,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def times(policy: Policy) -> list[float]:
-    n = policy.nfe
-    w = round(policy.warmup * (n - 1))
-    if policy.grid == "uniform" or w in (0, n - 1):
+def times(sampler: Native) -> list[float]:
+    n = sampler.nfe
+    w = round(sampler.warmup * (n - 1))
+    if sampler.grid == "uniform" or w in (0, n - 1):
         return [1 + (EPS - 1) * r / (n - 1) for r in range(n)]
-    split = 1 - policy.warmup * (1 - EPS)
+    split = 1 - sampler.warmup * (1 - EPS)
     early = [1 + (split - 1) * r / w for r in range(w)]
     return early + [split + (EPS - split) * r / (n - 1 - w) for r in range(n - w)]
 
@@ -83,7 +84,7 @@ def greedy(deficit: dict[int, float], count: int, budget: float, spacing: int) -
     return chosen
 
 
-def transcription(joint: list[float], size: int, length: int, policy: Policy) -> dict[tuple[int, ...], float]:
+def transcription(joint: list[float], size: int, length: int, sampler: Native) -> dict[tuple[int, ...], float]:
     """Algorithm 1 with every draw enumerated; a row holds each position's token, label and step of selection."""
     words = list(itertools.product(range(size), repeat=length))
 
@@ -95,42 +96,50 @@ def transcription(joint: list[float], size: int, length: int, policy: Policy) ->
             each = [channel(z, x, signal, size) for z, x in zip(seen, word, strict=True)]
             for i in range(length):
                 found[i][word[i]] += mass * math.prod(each[:i] + each[i + 1 :])
+        found = [[(h / max(law)) ** (1 / sampler.temperature) for h in law] for law in found]
         return [[h / sum(law) for h in law] for law in found]
 
-    n, grid = policy.nfe, times(policy)
+    n, grid = sampler.nfe, times(sampler)
     signals = [1 - (1 - FLOOR) * t for t in grid]
-    warmup = round(policy.warmup * (n - 1))
+    warmup = round(sampler.warmup * (n - 1))
     after = max(1, n - 1 - warmup)
-    count = math.ceil(length / after) if policy.count is None else policy.count
-    budget = policy.budget * length / after
-    horizon = math.inf if policy.horizon is None else policy.horizon
+    count, budget, horizon, spacing, values, write = 0, 0.0, math.inf, 0, "argmax", "input"  # labels: none
+    if isinstance(sampler, CRS):
+        count = math.ceil(length / after) if sampler.count is None else sampler.count
+        budget = sampler.budget * length / after
+        horizon = math.inf if sampler.horizon is None else sampler.horizon
+        spacing, values, write = sampler.spacing, sampler.values, sampler.write
     rows = {tuple((z, None, None) for z in word): 1 / len(words) for word in words}
     for r in range(n):
         following: dict[tuple, float] = defaultdict(float)
-        late = policy.top_p if policy.late_top_p is None or r < warmup else policy.late_top_p
+        late = sampler.top_p if sampler.late_top_p is None or r < warmup else sampler.late_top_p
         for row, mass in rows.items():
-            visible = [e is not None and r - e <= horizon and policy.write != "output" for _, _, e in row]
+            visible = [e is not None and r - e <= horizon and write != "output" for _, _, e in row]
             seen = tuple(c if v else z for (z, c, _), v in zip(row, visible, strict=True))
             law = laws(seen, signals[r])
             top = [max(range(size), key=lambda a, h=h: (h[a], -a)) for h in law]
-            drawn = [restricted(h, late, policy.boundary) for h in law]
+            drawn = [restricted(h, late, sampler.boundary) for h in law]
             last = r == n - 1
-            if last and policy.endpoint == "argmax":
+            if last and sampler.endpoint == "argmax":
                 moves = [[float(a == top[i]) for a in range(size)] for i in range(length)]
             else:
                 target = 1.0 if last else signals[r + 1]
                 moves = [reverse(drawn[i], row[i][0], signals[r], target) for i in range(length)]
             tags = [(c, e) for _, c, e in row]
-            if last and policy.write != "input":
+            if last and write != "input":
                 moves = [m if e is None else [float(a == c) for a in range(size)]
                          for m, (c, e) in zip(moves, tags, strict=True)]  # fmt: skip
-            if not last and r >= warmup and horizon > 0:
+            if not last and r >= warmup:
                 free = {i: 1 - law[i][top[i]] for i in range(length) if tags[i][1] is None}
                 ranked = [sorted(range(size), key=lambda a, h=h: (-h[a], a)) for h in law]
-                for i in greedy(free, count, budget, policy.spacing):
-                    tags[i] = (ranked[i][1] if policy.values == "second" else top[i], r)
-                if policy.values == "refreshed":
-                    tags = [(top[i], e) if visible[i] else (c, e) for i, (c, e) in enumerate(tags)]
+                for i in greedy(free, count, budget, spacing):
+                    tags[i] = (ranked[i][1] if values == "second" else top[i], r)
+                due = {
+                    "refreshed": [True] * length,
+                    "refreshed-half": [r % 2 == 0] * length,
+                    "refreshed-in-turn": [(i + r) % 2 == 0 for i in range(length)],
+                }.get(values, [False] * length)
+                tags = [(top[i], e) if visible[i] and due[i] else (c, e) for i, (c, e) in enumerate(tags)]
             for word in words:
                 chance = math.prod(move[y] for move, y in zip(moves, word, strict=True))
                 if chance:
@@ -149,53 +158,60 @@ def a_source(kind: str, seed: int, vocab_size: int, length: int) -> Source:
     return Mixture(random_laws(1, 3, seed=seed)[0], random_laws(1, 3, length, vocab_size, seed=seed + 1)[0])
 
 
-POLICIES = st.builds(
-    Policy,
-    nfe=st.integers(2, 5),
-    warmup=st.sampled_from([0.0, 0.33, 0.5]),
-    horizon=st.sampled_from([None, None, 0, 1, 2]),
-    budget=st.sampled_from([0.0, 0.2, 0.5, 3.0]),
-    spacing=st.integers(0, 2),
-    count=st.sampled_from([None, None, 1, 2]),
-    top_p=st.sampled_from([1.0, 0.9, 0.6]),
-    late_top_p=st.sampled_from([None, 0.8]),
-    endpoint=st.sampled_from(["argmax", "ancestral"]),
-    grid=st.sampled_from(["two-piece", "uniform"]),
-    boundary=st.sampled_from(["released", "paper"]),
-    values=st.sampled_from(["argmax", "argmax", "second", "refreshed"]),
-    write=st.sampled_from(["input", "input", "output", "both"]),
-)
+STEPS = {
+    "nfe": st.integers(2, 5),
+    "warmup": st.sampled_from([0.0, 0.33, 0.5]),
+    "temperature": st.sampled_from([1.0, 1.0, 0.5, 1.4]),
+    "top_p": st.sampled_from([1.0, 0.9, 0.6]),
+    "late_top_p": st.sampled_from([None, 0.8]),
+    "endpoint": st.sampled_from(["argmax", "ancestral"]),
+    "grid": st.sampled_from(["two-piece", "uniform"]),
+    "boundary": st.sampled_from(["released", "paper"]),
+}
+LABELS = {
+    "horizon": st.sampled_from([None, None, 1, 2]),
+    "budget": st.sampled_from([0.0, 0.2, 0.5, 3.0]),
+    "spacing": st.integers(0, 2),
+    "count": st.sampled_from([None, None, 1, 2]),
+    "values": st.sampled_from(["argmax", "argmax", "second", "refreshed", "refreshed-half", "refreshed-in-turn"]),
+    "write": st.sampled_from(["input", "input", "output", "both"]),
+}
+SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **STEPS, **LABELS) | st.builds(CRS, **STEPS, **LABELS)
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(policy=POLICIES, kind=st.sampled_from(["markov", "mixture"]), seed=st.integers(0, 10**6))
-def test_the_law_is_that_of_the_algorithm_as_written(policy: Policy, kind: str, seed: int) -> None:
+@given(sampler=SAMPLERS, kind=st.sampled_from(["markov", "mixture"]), seed=st.integers(0, 10**6))
+def test_the_law_is_that_of_the_algorithm_as_written(sampler: Native, kind: str, seed: int) -> None:
     source = a_source(kind, seed, 2, 3)
-    wanted = transcription(truth(source).tolist(), 2, 3, policy)
-    found = output_law(source, policy)
+    wanted = transcription(truth(source).tolist(), 2, 3, sampler)
+    found = output_law(source, sampler)
     for code, word in enumerate(itertools.product(range(2), repeat=3)):
         assert float(found[code]) == pytest.approx(wanted[word], abs=1e-10)
 
 
-def test_the_transcription_tells_policies_apart() -> None:
+def test_the_transcription_tells_samplers_apart() -> None:
     """Agreement means something: one knob away, the laws differ."""
     words, weights = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 0, 1]]), torch.tensor([0.4, 0.35, 0.25])
-    source, policy = slipping(words, 2, 0.3, weights), Policy(nfe=5, warmup=0.5, budget=1.0, spacing=0)
-    found = output_law(source, policy).tolist()
+    source, sampler = slipping(words, 2, 0.3, weights), CRS(nfe=5, warmup=0.5, budget=1.0, spacing=0)
+    found = output_law(source, sampler).tolist()
     changes = [
-        {"horizon": 1}, {"horizon": 0}, {"budget": 0.3}, {"values": "second"}, {"endpoint": "ancestral"},
-        {"spacing": 1}, {"count": 1}, {"top_p": 0.7}, {"write": "output"}, {"warmup": 0.33},
+        {"horizon": 1}, {"count": 0}, {"budget": 0.3}, {"values": "second"}, {"endpoint": "ancestral"},
+        {"spacing": 1}, {"count": 1}, {"top_p": 0.7}, {"write": "output"}, {"warmup": 0.33}, {"temperature": 0.8},
     ]  # fmt: skip
-    for change in changes:
-        other = transcription(truth(source).tolist(), 2, 3, policy.but(**change))
-        assert sum(abs(p - other[tuple(word)]) for p, word in zip(found, sequences(2, 3).tolist(), strict=True)) > 1e-3
+    for other in [Native(nfe=5, warmup=0.5), *(sampler.but(**change) for change in changes)]:
+        law = transcription(truth(source).tolist(), 2, 3, other)
+        assert sum(abs(p - law[tuple(word)]) for p, word in zip(found, sequences(2, 3).tolist(), strict=True)) > 1e-3
 
 
 def test_the_law_is_that_of_the_algorithm_with_three_symbols() -> None:
     source = a_source("mixture", 11, 3, 3)
-    for policy in (Policy(nfe=4, warmup=0.0, spacing=1), Policy(nfe=4, horizon=0, top_p=0.7, endpoint="ancestral")):
-        wanted = transcription(truth(source).tolist(), 3, 3, policy)
-        found = output_law(source, policy)
+    for sampler in (
+        CRS(nfe=4, warmup=0.0, spacing=1),
+        Native(nfe=4, top_p=0.7, endpoint="ancestral"),
+        Native(nfe=4, temperature=0.8, endpoint="ancestral"),
+    ):
+        wanted = transcription(truth(source).tolist(), 3, 3, sampler)
+        found = output_law(source, sampler)
         for code, word in enumerate(itertools.product(range(3), repeat=3)):
             assert float(found[code]) == pytest.approx(wanted[word], abs=1e-10)
 
@@ -206,7 +222,7 @@ def test_the_native_sampler_converges_to_the_data_law(grid: str) -> None:
     source = tiny()[2]
     distances = []
     for nfe in (16, 64, 256):
-        law = output_law(source, Policy(nfe=nfe, horizon=0, endpoint="ancestral", grid=grid))
+        law = output_law(source, Native(nfe=nfe, endpoint="ancestral", grid=grid))
         assert float(law.sum()) == pytest.approx(1, abs=1e-12)
         distances.append(float(total_variation(law, truth(source))))
     assert 0.02 < distances[0] < 0.08
@@ -215,20 +231,22 @@ def test_the_native_sampler_converges_to_the_data_law(grid: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "sampler",
     [
-        Policy(nfe=8, horizon=0, top_p=0.8),
-        Policy(nfe=8, spacing=0),
-        Policy(nfe=8, spacing=1, horizon=2),
-        Policy(nfe=8, spacing=0, endpoint="ancestral"),
-        Policy(nfe=8, spacing=0, horizon=3, budget=0.2, values="refreshed", top_p=0.8, write="both"),
+        Native(nfe=8, top_p=0.8),
+        Native(nfe=8, temperature=0.8, endpoint="ancestral"),
+        CRS(nfe=8, spacing=0),
+        CRS(nfe=8, spacing=1, horizon=2),
+        CRS(nfe=8, spacing=0, endpoint="ancestral"),
+        CRS(nfe=8, spacing=0, horizon=3, budget=0.2, values="refreshed", top_p=0.8, write="both"),
     ],
+    ids=lambda sampler: sampler.caption,
 )
-def test_samples_follow_the_law(policy: Policy) -> None:
+def test_samples_follow_the_law(sampler: Native) -> None:
     """Pearson's test at level 1e-6; outputs expected less than five times are pooled."""
     source = a_source("mixture", 5, 2, 4)
-    exact, n = output_law(source, policy), 20_000
-    counts = torch.bincount(encode(sample(source, policy, n, seed=7, batch_size=n).tokens, 2), minlength=16).double()
+    exact, n = output_law(source, sampler), 20_000
+    counts = torch.bincount(encode(sample(source, sampler, n, seed=7, batch_size=n).tokens, 2), minlength=16).double()
     assert not counts[exact == 0].any()
     rare = n * exact < 5
     expected = torch.cat([n * exact[~rare], n * exact[rare].sum()[None]]).clamp(min=1e-9)
@@ -241,7 +259,7 @@ def test_samples_follow_the_law(policy: Policy) -> None:
 class Posterior(Denoiser):
     """The same source, speaking of the ordinary posterior instead of the leave-one-out law."""
 
-    predicts = "posterior"
+    predicts, name, digest = "posterior", "posterior", "posterior"
 
     def __init__(self, source: Source) -> None:
         self.source, self.vocab_size, self.length = source, source.vocab_size, source.length
@@ -255,26 +273,44 @@ class Posterior(Denoiser):
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(nfe=5, spacing=0), Policy(nfe=5, horizon=0, top_p=0.8, endpoint="ancestral")]
+    "sampler",
+    [
+        CRS(nfe=5, spacing=0),
+        Native(nfe=5, top_p=0.8, endpoint="ancestral"),
+        Native(nfe=5, temperature=0.8, top_p=0.8, endpoint="ancestral"),
+    ],
+    ids=lambda sampler: sampler.caption,
 )
-def test_a_posterior_model_has_the_same_law(policy: Policy) -> None:
+def test_a_posterior_model_has_the_same_law(sampler: Native) -> None:
     source = a_source("markov", 3, 2, 3)
-    torch.testing.assert_close(output_law(Posterior(source), policy), output_law(source, policy), rtol=0, atol=1e-10)
+    torch.testing.assert_close(output_law(Posterior(source), sampler), output_law(source, sampler), rtol=0, atol=1e-10)
 
 
 def test_a_horizon_beyond_the_path_is_endless() -> None:
     source = a_source("mixture", 9, 2, 3)
     for endpoint in ("argmax", "ancestral"):
-        policy = Policy(nfe=5, spacing=0, warmup=0.0, endpoint=endpoint)
-        torch.testing.assert_close(output_law(source, policy.but(horizon=40)), output_law(source, policy))
+        sampler = CRS(nfe=5, spacing=0, warmup=0.0, endpoint=endpoint)
+        torch.testing.assert_close(output_law(source, sampler.but(horizon=40)), output_law(source, sampler))
+
+
+def test_a_law_that_draws_nothing_sums_to_one() -> None:
+    source = a_source("mixture", 4, 3, 4)
+    for sampler in (Native(nfe=9), CRS(nfe=9, horizon=2, spacing=0), CRS(nfe=9, endpoint="ancestral", write="both")):
+        assert float(output_law(source, sampler).sum()) == pytest.approx(1, abs=1e-12)
 
 
 def test_what_cannot_be_listed_is_refused() -> None:
     source = a_source("markov", 1, 3, 12)
     with pytest.raises(LimpetError, match="smaller source"):
-        output_law(source, Policy(nfe=4))
+        output_law(source, CRS(nfe=4))
     with pytest.raises(LimpetError, match="draws its labels"):
-        output_law(a_source("markov", 1, 2, 3), Policy(nfe=4, values="nucleus"))
+        output_law(a_source("markov", 1, 2, 3), CRS(nfe=4, values="nucleus"))
+
+    class Mine(CRS):
+        name = "mine"
+
+    with pytest.raises(LimpetError, match="knows what native and CRS remember, not what mine does"):
+        output_law(a_source("markov", 1, 2, 3), Mine(nfe=4))
 
 
 def test_codes_products_and_marginals() -> None:

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet import Policy
-from limpet.theory import STATEMENTS, Row, closed_loop_exact
+from limpet import CRS
+from limpet.theory import STATEMENTS, Sides, closed_loop_exact
 from limpet.theory import bayes_factor as bayes
 from limpet.theory import combined_evidence as combined
 from limpet.theory import diminishing_returns as returns
@@ -24,8 +24,8 @@ from limpet.theory import support_restriction as support
 from limpet.theory import temperature as temp
 from limpet.theory.laws import product, truth
 from limpet.theory.output_law import output_law
-from limpet.theory.rows import worst
-from limpet.theory.sources import RANDOM, large, random_laws, random_words, tiny
+from limpet.theory.sides import measured, worst
+from limpet.theory.sources import RANDOM, chain, large, random_laws, random_words, tiny
 
 BATCH = 50  # sources in each example: 40 examples are 2,000 sources for each statement
 many = settings(deadline=None, max_examples=40)
@@ -41,51 +41,51 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, list[Row]]:
+def tables() -> dict[str, list[Sides]]:
     """What `limpet theory` evaluates, within a minute of one core's time."""
     start = time.process_time()
-    found = {name: statement.rows() for name, statement in STATEMENTS.items()}
+    found = {name: statement.sides() for name, statement in STATEMENTS.items()}
     assert time.process_time() - start < 60
     return found
 
 
-def sound(rows: list[Row] | Row) -> None:
-    for row in [rows] if isinstance(rows, Row) else rows:
+def sound(rows: list[Sides] | Sides) -> None:
+    for row in [rows] if isinstance(rows, Sides) else rows:
         assert row.verdict != "VIOLATED", row
 
 
-def broken(rows: list[Row], *statements: str) -> None:
+def broken(rows: list[Sides], *statements: str) -> None:
     """Exactly the named checks, and no others, report a violation."""
     found = {row.statement for row in rows if row.verdict == "VIOLATED"}
     assert found == set(statements), [(row, row.verdict) for row in rows]
 
 
-# What a row says
+# What two sides say
 
 
 @pytest.mark.parametrize(
     ("row", "verdict"),
     [
-        (Row("", "", 1.0, "<=", 2.0), "holds"),
-        (Row("", "", 2.0, "<=", 1.0), "VIOLATED"),
-        (Row("", "", 1.0, "<=", 1.0 - 1e-12), "equal"),
-        (Row("", "", 1.0, "<=", 1.0 - 1e-9), "VIOLATED"),
-        (Row("", "", 1e6, "<=", 1e6 - 1e-5), "equal"),
-        (Row("", "", 1.0, "=", 1.0 + 1e-9), "VIOLATED"),
-        (Row("", "", 1.0, "=", 1.3, error=0.1), "equal"),
-        (Row("", "", 1.0, "=", 1.5, error=0.1), "VIOLATED"),
-        (Row("", "", 0.0, "<", 1e-300), "holds"),
-        (Row("", "", 0.0, "<", 0.0), "VIOLATED"),
-        (Row("", "", 1.0, "~", 2.0), "below"),
-        (Row("", "", 2.0, "~", 1.0), "above"),
-        (Row("", "", 2.0, "~", 1.0, error=1.0), "equal"),
-        (Row("", "", -math.inf, "<=", -math.inf), "equal"),
-        (Row("", "", -math.inf, "<=", 0.0), "holds"),
-        (Row("", "", math.nan, "<=", 0.0), "VIOLATED"),
-        (Row("", "", math.nan, "=", math.nan), "VIOLATED"),
+        (Sides("", "", 1.0, "<=", 2.0), "holds"),
+        (Sides("", "", 2.0, "<=", 1.0), "VIOLATED"),
+        (Sides("", "", 1.0, "<=", 1.0 - 1e-12), "equal"),
+        (Sides("", "", 1.0, "<=", 1.0 - 1e-9), "VIOLATED"),
+        (Sides("", "", 1e6, "<=", 1e6 - 1e-5), "equal"),
+        (Sides("", "", 1.0, "=", 1.0 + 1e-9), "VIOLATED"),
+        (Sides("", "", 1.0, "=", 1.3, error=0.1), "equal"),
+        (Sides("", "", 1.0, "=", 1.5, error=0.1), "VIOLATED"),
+        (Sides("", "", 0.0, "<", 1e-300), "holds"),
+        (Sides("", "", 0.0, "<", 0.0), "VIOLATED"),
+        (Sides("", "", 1.0, "~", 2.0), "below"),
+        (Sides("", "", 2.0, "~", 1.0), "above"),
+        (Sides("", "", 2.0, "~", 1.0, error=1.0), "equal"),
+        (Sides("", "", -math.inf, "<=", -math.inf), "equal"),
+        (Sides("", "", -math.inf, "<=", 0.0), "holds"),
+        (Sides("", "", math.nan, "<=", 0.0), "VIOLATED"),
+        (Sides("", "", math.nan, "=", math.nan), "VIOLATED"),
     ],
 )
-def test_a_verdict_follows_from_the_sides(row: Row, verdict: str) -> None:
+def test_a_verdict_follows_from_the_sides(row: Sides, verdict: str) -> None:
     assert row.verdict == verdict
 
 
@@ -98,6 +98,19 @@ def test_the_worst_case_is_the_violated_one() -> None:
     row = worst("", "", left[:4], "<=", right[:4])
     assert (row.left, row.right, row.verdict) == (1.0, 1.0, "equal")
     assert worst("", "", torch.tensor([0.0, math.nan]), "<=", 1.0).verdict == "VIOLATED"
+
+
+def test_measured_sides_carry_the_error_of_their_difference() -> None:
+    """Paired values: what they share takes no part in the error."""
+    generator = torch.Generator().manual_seed(0)
+    common, own = torch.randn(2, 10_000, generator=generator, dtype=torch.float64)
+    sides = measured("", "", common, "=", common + 0.01 * own + 1)
+    assert sides.slack == pytest.approx(1, abs=1e-3)
+    assert sides.error == pytest.approx(1e-4, rel=0.05)
+    assert sides.verdict == "VIOLATED"
+    against = measured("", "", common, "=", 0.0)
+    assert (against.right, against.verdict) == (0.0, "equal")
+    assert against.error == pytest.approx(1e-2, rel=0.05)
 
 
 # Selection risk
@@ -272,7 +285,9 @@ def test_combined_evidence_can_fail_when_an_observation_is_repeated() -> None:
     """The same token seen twice is not two tokens: bounds that count it twice promise too much."""
     evidence = combined.random_evidence(RANDOM, 3, seed=2)
     evidence = evidence._replace(seen=evidence.seen[:, :1].expand(-1, 2).contiguous())
-    law = combined.repeated(evidence)
+    whole = combined.joint(evidence)
+    first = whole.view(*whole.shape[:-1], 2, 2).sum(-1)  # of the two observations: the second is made its copy
+    law = torch.diag_embed(first).flatten(-2)
     assert float(law.sum((1, 2, 3, 4)).sub(1).abs().max()) < 1e-12  # still a law
     found = {row.statement for row in combined.check("", evidence, law) if row.verdict == "VIOLATED"}
     assert {"ln posterior odds <= ln prior odds - S - T", "posterior error <= e(S, T)"} <= found
@@ -356,10 +371,10 @@ def test_a_fit_stops_at_zero_where_rankings_are_opposed() -> None:
 
 
 def test_the_sampler_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, policy = closed_loop_exact.latent(), Policy(nfe=8, budget=1.0)
-    sound(closed_loop_exact.check_sampler(source, "", policy, seed=1))
-    monkeypatch.setattr(closed_loop_exact, "output_law", lambda s, p: output_law(s, p.but(warmup=0.5)))
-    rows = closed_loop_exact.check_sampler(source, "", policy, seed=1)
+    source, sampler = closed_loop_exact.latent(), CRS(nfe=8, budget=1.0)
+    sound(closed_loop_exact.check_sampler(source, "", sampler, seed=1))
+    monkeypatch.setattr(closed_loop_exact, "output_law", lambda s, other: output_law(s, other.but(warmup=0.5)))
+    rows = closed_loop_exact.check_sampler(source, "", sampler, seed=1)
     broken(rows, *(row.statement for row in rows))
 
 
@@ -373,20 +388,20 @@ def test_the_data_law_has_its_own_measures() -> None:
 
 def test_selecting_at_once_without_a_budget_always_gives_one_sequence() -> None:
     """Theorem 1 says that context makes tokens agree, not on which mode: here all paths end in the same place."""
-    for source in (closed_loop_exact.latent(), closed_loop_exact.chain()):
-        law = output_law(source, closed_loop_exact.policies(source, 16, "argmax")["CRS, no warmup, no budget"])
+    for source in (closed_loop_exact.latent(), chain(4)):
+        law = output_law(source, closed_loop_exact.arms(source, 16, "argmax")["CRS, no warmup, no budget"])
         assert float(law.max()) > 1 - 1e-9
 
 
 # The tables
 
 
-def test_nothing_is_violated(tables: dict[str, list[Row]]) -> None:
+def test_nothing_is_violated(tables: dict[str, list[Sides]]) -> None:
     for rows in tables.values():
         sound(rows)
 
 
-def test_every_statement_meets_random_sources_and_equality(tables: dict[str, list[Row]]) -> None:
+def test_every_statement_meets_random_sources_and_equality(tables: dict[str, list[Sides]]) -> None:
     for name, rows in tables.items():
         if not name.startswith("closed-loop"):
             assert any(row.source.startswith(f"{RANDOM:,} random") for row in rows), name
@@ -395,7 +410,7 @@ def test_every_statement_meets_random_sources_and_equality(tables: dict[str, lis
             }, name  # fmt: skip
 
 
-def test_the_documentation_shows_what_is_measured(tables: dict[str, list[Row]]) -> None:
+def test_the_documentation_shows_what_is_measured(tables: dict[str, list[Sides]]) -> None:
     text = (Path(__file__).parent.parent / "docs" / "theory.md").read_text()
     known = {(row.statement, row.source): row for rows in tables.values() for row in rows}
     shown = 0

@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from limpet.commands import train as command
-from limpet.denoisers import files
+from limpet.denoisers import catalog
 from limpet.errors import LimpetError
 from limpet.judges import load_judge
 from limpet.training import data, evaluate, recipe, train
@@ -79,7 +79,7 @@ def test_a_run_learns_and_its_folder_loads(text: data.Text, tmp_path: Path) -> N
     held = [now.validation for now in said if now.validation is not None]
     assert held[-1] < held[0] < math.log(280) + 0.1
     assert held[-1] < math.log(280) - 0.5
-    loaded = files.load(tmp_path / "model", device="cpu")
+    loaded = catalog.load(tmp_path / "model", device="cpu")
     for name, p in parameters(network).items():
         assert torch.equal(dict(loaded.network.named_parameters())[name], p)
     assert loaded.length == 32
@@ -233,18 +233,21 @@ def test_held_out_bits_are_nats_over_bytes() -> None:
     ("change", "sentence"),
     [
         ({"colour": 1}, "does not know 'colour'"),
-        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "stepz": 3}}, r"\[run\] of the recipe does not know 'stepz'"),
+        (
+            {"run": {"batch": 8, "rate": 1.0, "warmup": 1, "stepz": 3}},
+            r"\[run\] of the recipe does not know 'stepz'; did you mean steps",
+        ),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1}}, "give exactly one"),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "seconds": 2.0}}, "give exactly one"),
         ({"run": {"batch": 0, "rate": 1.0, "warmup": 1, "steps": 3}}, "batch = 0"),
-        ({"run": {"batch": "8", "rate": 1.0, "warmup": 1, "steps": 3}}, "takes one int"),
-        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "precision": "half"}}, "'float32' or 'bfloat16'"),
+        ({"run": {"batch": "8", "rate": 1.0, "warmup": 1, "steps": 3}}, "takes a whole number from 1"),
+        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "precision": "half"}}, "one of float32, bfloat16"),
         ({"run": {"rate": 1.0, "warmup": 1, "steps": 3}}, "lacks 'batch'"),
         ({"run": 3}, r"it takes a table, \[run\]"),
         ({"kind": "distil"}, r"it takes \[distil\] alone"),
         ({"distil": {"teacher": "x", "deltas": [0.1]}}, r"it takes \[sizes\] alone"),
         ({"sizes": {"width": 30, "blocks": 1, "heads": 4, "hidden": 8}}, "heads of even width"),
-        ({"data": {"files": "a.txt", "folder": "b"}}, "takes a list of strs"),
+        ({"data": {"files": "a.txt", "folder": "b"}}, "takes a list, each a text"),
     ],
 )
 def test_a_wrong_recipe_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -317,7 +320,7 @@ def test_the_command_goes_from_text_to_a_model(tmp_path: Path, capsys: pytest.Ca
     arguments = [str(tmp_path / "tiny.toml"), "--files", str(tmp_path / "a.txt"), "--device", "cpu", "--json"]
     tyro.cli(command.run, args=arguments)
     assert json.loads(capsys.readouterr().out)["step"] == 3
-    assert files.load(tmp_path / "model", device="cpu").vocab_size == 280
+    assert catalog.load(tmp_path / "model", device="cpu").vocab_size == 280
     assert len((tmp_path / "model" / "log.jsonl").read_text().splitlines()) == 1
     with pytest.raises(LimpetError, match="holds a finished model"):
         tyro.cli(command.run, args=arguments)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,25 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet import sampler
+from limpet import CRS, Native, knob
 from limpet.denoisers.duo import Duo
+from limpet.engine.path import Info, State, generate, open_path
+from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
-from limpet.policy import Policy
-from limpet.sampler import NEVER
-from limpet.samples import Counted, prepare
-from limpet.streams import Stream
-from limpet.view import trajectory
-from limpet.view.trajectory import GIVEN, SELECTED, VISIBLE, Frame, Header, Trajectory, follow, record, same_randomness
+from limpet.samples import Counted
+from limpet.view.trajectory import Frame, Header, Trajectory, follow, record, same_randomness
 from test_duo import random_network
 
-POLICIES = {
-    "CRS": Policy(nfe=12),
-    "native": Policy(nfe=12, horizon=0),
-    "short": Policy(nfe=12, horizon=2),
-    "refreshed": Policy(nfe=12, horizon=4, values="refreshed"),
-    "second": Policy(nfe=9, values="second"),
-    "output": Policy(nfe=9, write="output", endpoint="ancestral", top_p=0.8),
+SAMPLERS = {
+    "CRS": CRS(nfe=12),
+    "native": Native(nfe=12),
+    "short": CRS(nfe=12, horizon=2),
+    "refreshed": CRS(nfe=12, horizon=4, values="refreshed"),
+    "second": CRS(nfe=9, values="second"),
+    "output": CRS(nfe=9, write="output", endpoint="ancestral", top_p=0.8),
 }
+
+
+@dataclass(frozen=True)
+class Odd(Native):
+    """A sampler of somebody else's, with a mark of its own: every second position, in turn."""
+
+    nfe: int = knob(6, "Calls.", low=2)
+
+    def step(self, path, state):
+        state, info = super().step(path, state)
+        place = torch.arange(state.tokens.shape[1]).expand_as(state.tokens)
+        return state, info._replace(marks={"odd": (place + info.call) % 2 == 1})
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +53,42 @@ def duo(request):
     return Duo(random_network(), name="tiny", predicts=request.param)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_trajectory_ends_in_the_text_that_sample_gives(words, policy):
-    path = record(words, policy, seed=3, sample=1)
-    made = limpet.sample(words, policy, n=2, seed=3)
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_trajectory_ends_in_the_text_that_sample_gives(words, sampler):
+    path = record(words, sampler, seed=3, sample=1)
+    made = limpet.sample(words, sampler, n=2, seed=3)
     assert path.text == made.texts[1]
-    assert path.frames[-1].state.tolist() == made.tokens[1].tolist()
-    assert path.frames[-1].selected == made.selected[1]
+    assert path.frames[-1].state.tolist() == path.frames[-1].input.tolist() == made.tokens[1].tolist()
+    assert path.header.marked(path.frames[-1], "selected").sum() == made.selected[1]
+    assert path.header.sampler == sampler.to_dict()
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_frames_are_what_the_sampler_saw(duo, policy):
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_frames_are_what_the_sampler_saw(duo, sampler):
     """Against the sampler run by hand, and the law computed from the input alone."""
     fixed = torch.full((1, 12), -1)
     fixed[0, 3] = 7
-    path = record(duo, policy, seed=5, sample=2, fixed=fixed[0])
-    run = prepare(duo, policy, Stream(5, torch.tensor([2])), fixed, trace=True)
+    path = record(duo, sampler, seed=5, sample=2, fixed=fixed[0])
+    by_hand = open_path(duo, Stream(5, torch.tensor([2])), fixed, trace=True)
     with torch.inference_mode():
-        before = sampler.begin(run)
-        for frame, (after, info) in zip(path.frames, sampler.generate(run, before), strict=False):
+        before = sampler.begin(by_hand)
+        for frame, (after, info) in zip(path.frames, generate(sampler, by_hand, before), strict=False):
+            assert frame.t == info.t
             assert frame.state.tolist() == before.tokens[0].tolist()
             assert frame.input.tolist() == info.input[0].tolist()
-            assert (frame.marks & VISIBLE > 0).tolist() == info.visible[0].tolist()
-            held = before.selected_at[0] != NEVER
-            assert (frame.marks & SELECTED > 0).tolist() == held.tolist()
-            assert frame.label[held].tolist() == before.labels[0][held].tolist()
+            assert path.header.marks == ["given", *info.marks]
+            for name, mask in info.marks.items():
+                assert path.header.marked(frame, name).tolist() == mask[0].tolist()
+            if sampler.name == "crs":
+                labels, selected_at = before.memory
+                held = path.header.marked(frame, "selected")
+                assert held.tolist() == (selected_at[0] < info.call).tolist()
+                visible = path.header.marked(frame, "visible")
+                assert frame.input[visible].tolist() == labels[0][visible].tolist()
             free = torch.arange(12) != 3
-            assert (frame.marks & GIVEN == 0).tolist() == free.tolist()
-            assert np.abs(frame.deficit[free] / 65535 - info.deficit[0][free].numpy()).max() <= 0.5 / 65535 + 1e-9
+            assert (~path.header.marked(frame, "given")).tolist() == free.tolist()
+            deficit = info.outcome.deficit[0]
+            assert np.abs(frame.deficit[free] / 65535 - deficit[free].numpy()).max() <= 0.5 / 65535 + 1e-9
 
             logits = duo.logits(info.input, info.t)[0].double()
             if duo.predicts == "posterior":
@@ -82,54 +101,98 @@ def test_frames_are_what_the_sampler_saw(duo, policy):
             assert np.abs(frame.mass / 255 - mass.numpy()).max() <= 0.5 / 255 + 1e-3
             before = after
     assert path.frames[-1].state.tolist() == before.tokens[0].tolist()
-    assert len(path.frames) == policy.nfe + 1
+    assert len(path.frames) == sampler.nfe + 1 == path.header.frames
     assert path.frames[-1].state[3] == 7
     assert path.text is None
 
 
 def test_arms_in_step_share_the_calls_in_which_they_agree(words):
     counted = Counted(words)
-    counted.name, counted.digest, counted.tokenizer = words.name, words.digest, words.tokenizer
-    policy = Policy(nfe=16)
-    headers, path = follow(counted, {"native": policy.but(horizon=0), "CRS": policy}, seed=1)
-    steps = list(path)
+    paths, walk = follow(counted, {"native": Native(nfe=16), "CRS": CRS(nfe=16)}, seed=1)
+    for r, news in enumerate(walk):
+        assert [len(path.frames) for path in paths] == [r + 1, r + 1]
+        assert all(word is not None for word in news)
     warmup = round(0.33 * 15)  # the first labels are seen one step after the first selection
     assert counted.calls == 2 * 16 - (warmup + 1)
-    assert same_randomness(headers)
-    for r, (native, crs) in enumerate(steps[: warmup + 1]):
-        assert native.state.tolist() == crs.state.tolist(), r
-    alone = record(words, policy, seed=1)
-    assert all(
-        np.array_equal(a, b)
-        for (_, one), other in zip(steps, alone.frames, strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
+    assert same_randomness([path.header for path in paths])
+    for native, crs in list(zip(paths[0].frames, paths[1].frames, strict=True))[: warmup + 1]:
+        assert native.state.tolist() == crs.state.tolist()
+    alone = record(words, CRS(nfe=16), seed=1, arm="CRS")
+    assert alone.to_bytes() == paths[1].to_bytes()
 
 
 def test_an_arm_that_ends_first_rests(words):
-    _, path = follow(words, {"short": Policy(nfe=4), "long": Policy(nfe=6)})
-    ended = [tuple(frame is None for frame in step) for step in path]
+    paths, walk = follow(words, {"short": CRS(nfe=4), "long": CRS(nfe=6)})
+    ended = [tuple(new is None for new in news) for news in walk]
     assert ended == [(False, False)] * 5 + [(True, False)] * 2
+    assert [len(path.frames) for path in paths] == [5, 7]
 
 
 def test_a_prompt_is_marked_and_kept(words):
-    path = record(words, Policy(nfe=6), prefix="moon ")
+    path = record(words, CRS(nfe=6), prefix="moon ")
     for frame in path.frames:
-        assert (frame.marks[:5] == GIVEN).all()
-        assert not (frame.marks[5:] & GIVEN).any()
+        assert (frame.marks[:5] == 1).all()
+        assert not (frame.marks[5:] & 1).any()
         assert not frame.deficit[:5].any()
     assert path.text.startswith("moon ")
 
 
-def test_names_of_arms():
-    assert trajectory.name_of(Policy()) == "CRS"
-    assert trajectory.name_of(Policy(horizon=0, top_p=0.9)) == "native, top-p 0.9"
-    assert trajectory.name_of(Policy(horizon=8, late_top_p=0.8)) == "horizon 8, top-p 0.8"
+def test_an_arm_is_named_by_its_sampler(words):
+    assert record(words, CRS(nfe=2)).header.arm == "crs"
+    assert record(words, Native(nfe=2, top_p=0.9)).header.arm == "native top_p=0.9"
+    assert record(words, Native(nfe=2), arm="mine").header.arm == "mine"
+
+
+# Samplers of somebody else's
+
+
+def test_marks_that_nobody_here_knows_are_kept_by_name(words):
+    path = record(words, Odd(nfe=5), seed=2)
+    assert path.header.marks == ["given", "odd"]
+    for r, frame in enumerate(path.frames):
+        place = np.arange(path.header.length)
+        assert path.header.marked(frame, "odd").tolist() == ((place + min(r, 4)) % 2 == 1).tolist()
+        assert not path.header.marked(frame, "selected").any()
+    assert path.text == limpet.sample(words, Odd(nfe=5), 1, 2).texts[0]
+    assert Trajectory.from_bytes(path.to_bytes()).header.sampler["sampler"].endswith("test_trajectory.py:Odd")
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [{"given": None}, {str(i): None for i in range(8)}, {"late": 2}, {"early": -2}],
+    ids=["given", "8", "late", "early"],
+)
+def test_marks_that_cannot_be_kept_are_refused(words, marks):
+    """Eight do not fit a byte beside "given"; and what a bit means must be known from the first frame on."""
+
+    class Marking(Odd):
+        def step(self, path, state):
+            state, info = super().step(path, state)
+            there = {
+                name: path.nowhere for name, since in marks.items()
+                if since is None or (info.call >= since if since > 0 else info.call < -since)
+            }  # fmt: skip
+            return state, info._replace(marks=there)
+
+    with pytest.raises(LimpetError, match="a sampler has at most 7 marks"):
+        record(words, Marking(nfe=4))
+
+
+def test_a_sampler_that_makes_no_call_is_named(words):
+    class Silent(Odd):
+        def step(self, path, state):
+            outcome = open_path(words, path.stream, path.fixed).call(
+                state.tokens, 0.5, self.transition(path, state, path.free, path.nowhere)
+            )[1]
+            return State(state.call + 1, state.tokens), Info(state.call, 0.5, state.tokens, outcome, {})
+
+    with pytest.raises(LimpetError, match=r"without path\.call"):
+        record(words, Silent(nfe=4))
 
 
 def test_seeds_are_checked(words):
     with pytest.raises(LimpetError, match="seed is -1"):
-        record(words, seed=-1)
+        record(words, CRS(nfe=2), seed=-1)
 
 
 # The file
@@ -138,12 +201,12 @@ def test_seeds_are_checked(words):
 def random_trajectory(seed, length, nfe, vocab_size, candidates=4, words=None):
     random = np.random.default_rng(seed)
     header = Header(
-        arm="CRS", model="m", digest="d", policy=Policy(nfe=nfe).to_dict(), seed=seed, sample=0, length=length,
-        vocab_size=vocab_size, times=np.linspace(1, 1e-5, nfe).tolist(), candidates=candidates,
+        arm="CRS", model="m", digest="d", sampler=CRS(nfe=nfe).to_dict(), marks=["given", "selected", "visible"],
+        seed=seed, sample=0, length=length, vocab_size=vocab_size, calls=nfe, candidates=candidates,
     )  # fmt: skip
     frames = [
         Frame(
-            random.integers(vocab_size, size=length), random.integers(vocab_size, size=length),
+            random.random(), random.integers(vocab_size, size=length), random.integers(vocab_size, size=length),
             random.integers(8, size=length), random.integers(65536, size=length),
             random.integers(vocab_size, size=(length, candidates)), random.integers(256, size=(length, candidates)),
         )
@@ -166,17 +229,21 @@ def test_a_file_round_trips(seed, length, nfe, vocab_size):
 
 
 def test_the_file_is_as_documented():
-    """A reader of its own: one line of JSON, then state, label, marks, deficit, ids, mass of every frame."""
+    """A reader of its own: one line of JSON, then t, state, input, marks, deficit, ids, mass of every frame."""
     one = random_trajectory(1, 7, 3, 300)
     line, _, body = gzip.decompress(one.to_bytes()).partition(b"\n")
     about = json.loads(line)
-    assert (about["format"], about["version"]) == ("limpet trajectory", 1)
+    assert (about["format"], about["version"]) == ("limpet trajectory", 2)
     length, k = about["length"], about["candidates"]
-    size = length * (2 + 2 + 1 + 2 + k * (2 + 1))
-    assert len(body) == size * (len(about["times"]) + 1)
+    size = 8 + length * (2 + 2 + 1 + 2 + k * (2 + 1))
+    assert len(body) == size * (about["calls"] + 1)
     frame = body[2 * size : 3 * size]
+    assert np.frombuffer(frame[:8], "<f8")[0] == one.frames[2].t
+    frame = frame[8:]
     assert np.frombuffer(frame[: 2 * length], "<u2").tolist() == one.frames[2].state.tolist()
+    assert np.frombuffer(frame[2 * length : 4 * length], "<u2").tolist() == one.frames[2].input.tolist()
     assert np.frombuffer(frame[4 * length : 5 * length], "u1").tolist() == one.frames[2].marks.tolist()
+    assert about["marks"] == ["given", "selected", "visible"]
     assert np.frombuffer(frame[-k * length :], "u1").tolist() == one.frames[2].mass.ravel().tolist()
 
 
@@ -188,7 +255,7 @@ def test_1024_positions_and_64_steps_stay_below_two_megabytes():
 
 
 def test_recording_again_gives_the_same_bytes(words):
-    assert record(words, Policy(nfe=5), seed=9).to_bytes() == record(words, Policy(nfe=5), seed=9).to_bytes()
+    assert record(words, CRS(nfe=5), seed=9).to_bytes() == record(words, CRS(nfe=5), seed=9).to_bytes()
 
 
 FOREIGN = "it is not a limpet trajectory: make one with `limpet sample --record FILE`"
@@ -198,7 +265,8 @@ GOOD = random_trajectory(2, 9, 4, 60).to_bytes()
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_file_is_refused_or_harmless(data):
-    """A flipped byte or a cut: either gzip's checksum notices, or the byte is one that says nothing."""
+    """A flipped byte or a cut: either gzip's checksum notices, or the byte is one that says nothing, or it is the
+    version's, which is read before the checksum."""
     if data.draw(st.booleans()):
         spoilt = GOOD[: data.draw(st.integers(0, len(GOOD) - 1))]
     else:
@@ -208,7 +276,8 @@ def test_a_damaged_file_is_refused_or_harmless(data):
         found = Trajectory.from_bytes(spoilt, "it").to_bytes()
     except LimpetError as error:
         found = str(error)
-    assert found == GOOD or found in ("it is damaged: record it again", FOREIGN)
+    refused = str(found).startswith("it is a trajectory of version ")
+    assert found == GOOD or refused or found in ("it is damaged: record it again", FOREIGN)
 
 
 @given(st.binary(max_size=200))
@@ -229,9 +298,12 @@ def rewritten(**changes):
     "changes",
     [
         {"length": 10}, {"length": -1}, {"length": "9"}, {"length": 2**40}, {"length": True}, {"candidates": 0},
-        {"vocab_size": 30}, {"times": []}, {"times": [1, 2, 3, 4]}, {"times": "abcd"}, {"times": [math.nan] * 4},
-        {"words": []}, {"words": {"x": "y"}}, {"words": {"1": 2}}, {"policy": {"nfe": -1}}, {"policy": None},
-        {"seed": -1}, {"text": 3}, {"scores": None}, {"arm": ...}, {"digest": 5}, {"times": [1.0] * 9},
+        {"vocab_size": 30}, {"calls": 0}, {"calls": 5}, {"calls": 2**17}, {"calls": 4.0}, {"marks": None},
+        {"marks": []}, {"marks": ["selected"]}, {"marks": ["given", "given"]}, {"marks": ["given", 3]},
+        {"marks": ["given"]}, {"marks": ["given", *"abcdefgh"]}, {"words": []}, {"words": {"x": "y"}},
+        {"words": {"1": 2}}, {"sampler": None}, {"sampler": "crs"}, {"sampler": {"nfe": [1]}},
+        {"sampler": {"budget": math.nan}}, {"sampler": {"budget": math.inf}}, {"seed": -1}, {"text": 3},
+        {"scores": None}, {"scores": {"nll": {}}}, {"arm": ...}, {"digest": 5},
     ],
     ids=str,
 )  # fmt: skip
@@ -240,13 +312,34 @@ def test_a_header_that_lies_is_refused(changes):
         Trajectory.from_bytes(rewritten(**changes), "it")
 
 
+@pytest.mark.parametrize("t", [math.nan, math.inf, -0.5, 1.5])
+def test_a_time_that_is_none_is_refused(t):
+    one = random_trajectory(2, 9, 4, 60)
+    one.frames[1] = one.frames[1]._replace(t=t)
+    with pytest.raises(LimpetError, match="it is damaged: record it again"):
+        Trajectory.from_bytes(one.to_bytes(), "it")
+
+
+def test_a_file_never_loads_code(tmp_path, monkeypatch):
+    """Whatever its header calls the sampler: it is shown, and nothing is looked up."""
+    bomb = tmp_path / "bomb.py"
+    bomb.write_text("raise SystemExit('this file was run')")
+    monkeypatch.setattr("limpet.registry.find", lambda *_: pytest.fail("something was looked up"))
+    monkeypatch.setattr("limpet.registry.from_file", lambda *_: pytest.fail("a file was run"))
+    for name in (f"{bomb}:Bomb", "os:system", "crs"):
+        path = Trajectory.from_bytes(rewritten(sampler={"sampler": name, "nfe": 3}))
+        assert path.header.sampler["sampler"] == name
+        assert Trajectory.from_bytes(path.to_bytes()).header == path.header
+
+
 def test_another_version_is_named():
-    with pytest.raises(LimpetError, match="version 2, and this limpet reads version 1"):
-        Trajectory.from_bytes(rewritten(version=2))
+    for other in (1, 3, "two"):
+        with pytest.raises(LimpetError, match=f"version {other!r}, and this limpet reads version 2"):
+            Trajectory.from_bytes(rewritten(version=other))
 
 
 def test_a_file_that_promises_too_much_is_not_unpacked():
-    bomb = gzip.compress(gzip.decompress(rewritten(length=2**20, times=[1.0] * 65536)) + bytes(10**6))
+    bomb = gzip.compress(gzip.decompress(rewritten(length=2**20, calls=65536)) + bytes(10**6))
     with pytest.raises(LimpetError, match="damaged"):
         Trajectory.from_bytes(bomb)
 

@@ -6,15 +6,16 @@ import html.parser
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import limpet
+from limpet import CRS, Native
 from limpet.commands import view, watch
 from limpet.errors import LimpetError
-from limpet.policy import Policy
 from limpet.view import page, terminal
 from limpet.view.trajectory import Trajectory, record
 
@@ -28,14 +29,7 @@ def words():
 
 @pytest.fixture(scope="module")
 def paths(words):
-    return [record(words, policy, seed=4) for policy in (Policy(nfe=8, horizon=0), Policy(nfe=8, horizon=2))]
-
-
-def reel(path: Trajectory):
-    made = terminal.Reel(path.header)
-    for frame in path.frames:
-        made.add(frame, path.words)
-    return made
+    return [record(words, sampler, seed=4) for sampler in (Native(nfe=8), CRS(nfe=8, horizon=2))]
 
 
 def printed(renderable, **options):
@@ -48,34 +42,52 @@ def printed(renderable, **options):
 
 
 def test_every_position_has_the_mark_it_should(paths):
-    """Marks by their definitions: new at the first frame after selection, visible for H steps, expired after."""
+    """Marks by their definitions: chosen by one call, visible for the next two, selected ever after."""
     path = paths[1]
-    shown = reel(path)
-    first = {}
+    chosen_at = {}
     for r, frame in enumerate(path.frames):
-        kinds = shown.kinds(r)
-        for i, mark in enumerate(frame.marks):
-            if not mark & 1:
-                changed = r > 0 and shown.shown(r)[i] != shown.shown(r - 1)[i]
-                assert kinds[i] == ("changed" if changed else "plain")
-                continue
-            first.setdefault(i, r)
-            age = min(r, path.header.frames - 2) - first[i]  # the output keeps the readout's marks
-            assert kinds[i] == ("new" if r == first[i] else "visible" if age < 2 else "expired")
-    assert first
+        kinds = terminal.kinds(path, r)
+        last = r == path.header.frames - 1  # the output keeps the readout's marks
+        for i in range(path.header.length):
+            if path.header.marked(frame, "chosen")[i]:
+                assert chosen_at.setdefault(i, r) == r
+                assert kinds[i] == "chosen"
+            elif i in chosen_at:
+                assert path.header.marked(frame, "selected")[i]
+                assert kinds[i] == ("visible" if r - last - chosen_at[i] <= 2 else "selected")
+            else:
+                changed = r > 0 and frame.input[i] != path.frames[r - 1].input[i]
+                assert kinds[i] == ("changed" if changed else "")
+    assert chosen_at
+
+
+def test_a_mark_that_nobody_knows_is_underlined_and_named(paths):
+    path = paths[1]
+    header = replace(path.header, marks=["given", "odd", "visible", "\x1b[2J"])
+    strange = Trajectory(header, path.frames, path.words)
+    kinds = terminal.kinds(strange, 6)
+    odd, visible = (header.marked(path.frames[6], mark) for mark in ("odd", "visible"))
+    assert {kind for kind, here in zip(kinds, odd & ~visible, strict=True) if here} <= {"odd", "\x1b[2J"}
+    assert terminal.style("odd") == "underline"
+    text = printed(terminal.render([strange], 6))
+    assert f"{odd.sum()} odd" in text
+    assert "odd" in text.splitlines()[-1]
+    assert "\x1b" not in text
 
 
 def test_the_text_can_be_read_off_the_screen(paths):
-    text = printed(terminal.render([reel(paths[0])], 8))
+    text = printed(terminal.render([paths[0]], 8))
     letters = "".join(re.findall(r"│(.*?)│", text)).replace(" ", "")
     assert paths[0].text.replace(" ", "") in letters
-    assert "output after 8 calls · 0 selected" in text
+    assert "output after 8 calls" in text
 
 
 def test_arms_stand_side_by_side(paths):
-    text = printed(terminal.render([reel(path) for path in paths], 3))
-    assert text.count("step 4/8") == 2
-    assert any("native" in line and "horizon 2" in line for line in text.splitlines())
+    text = printed(terminal.render(paths, 3))
+    assert text.count("call 4/8") == 2
+    assert any("native" in line and "horizon=2" in line for line in text.splitlines())
+    selected = paths[1].header.marked(paths[1].frames[3], "selected").sum()
+    assert f"{selected} selected" in text
 
 
 def test_a_sparkline_spans_its_values():
@@ -90,13 +102,39 @@ def test_a_word_cannot_drive_the_terminal():
 
 
 def test_watch_live_ends_in_the_sample(words, capsys):
-    watch.run(model="exact:words", against="native", seed=4, policy=Policy(nfe=8))
+    watch.run(model="exact:words", arm=("native", "mine: crs budget=.25", "crs nfe=4"), nfe=8, seed=4)
     text = capsys.readouterr().out
-    assert "native" in text
-    assert "CRS" in text
-    for policy in (Policy(nfe=8), Policy(nfe=8, horizon=0)):
-        made = limpet.sample(words, policy, n=1, seed=4).texts[0]
+    for name in ("native", "mine", "crs", "output after 8 calls", "output after 4 calls"):
+        assert name in text
+    for sampler in (Native(nfe=8), CRS(nfe=8, budget=0.25), CRS(nfe=4)):
+        made = limpet.sample(words, sampler, n=1, seed=4).texts[0]
         assert made[:20] in text
+
+
+def test_watch_without_arms_is_crs(words, capsys):
+    watch.run(model="exact:words", nfe=6, seed=5)
+    text = capsys.readouterr().out
+    assert text.startswith("╭─ crs ")
+    assert limpet.sample(words, CRS(nfe=6), n=1, seed=5).texts[0][:40] in text
+
+
+def test_watch_a_sampler_of_ones_own(words, tmp_path, capsys):
+    """A file, its knob and its mark, with nothing else said."""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from limpet import Native, knob\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Native):\n"
+        "    nth: int = knob(2, 'Which positions are marked.', low=1)\n\n"
+        "    def step(self, path, state):\n"
+        "        state, info = super().step(path, state)\n"
+        "        return state, info._replace(marks={'nth': (state.tokens % self.nth) == 0})\n"
+    )
+    watch.run(model="exact:words", arm=(f"{tmp_path}/mine.py:Mine nth=3",), nfe=5, seed=2)
+    text = capsys.readouterr().out
+    assert "mine.py:Mine nth=3" in text
+    assert re.search(r"\d+ nth", text)
+    assert limpet.sample(words, Native(nfe=5), n=1, seed=2).texts[0][:40] in text
 
 
 def test_watch_from_files(paths, tmp_path, capsys):
@@ -106,28 +144,15 @@ def test_watch_from_files(paths, tmp_path, capsys):
     assert paths[0].text[:20] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("native", Policy(nfe=8, horizon=0)),
-        ("top-p .9", Policy(nfe=8, horizon=0, top_p=0.9)),
-        ("top_p=0.9, horizon=0", Policy(nfe=8, horizon=0, top_p=0.9)),
-        ("late-top-p=0.5,endpoint=ancestral", Policy(nfe=8, late_top_p=0.5, endpoint="ancestral")),
-    ],
-)
-def test_an_arm_by_name_or_by_fields(text, expected):
-    assert watch.parse_arm(text, Policy(nfe=8)) == (text, expected)
-
-
-@pytest.mark.parametrize("text", ["natve", "horizon=", "horizn=3", "nfe=x", ""])
+@pytest.mark.parametrize("text", ["natve", "crs horizon=", "crs horizn=3", "crs nfe=x", "", "native budget=.5"])
 def test_an_arm_that_is_none(text):
     with pytest.raises(LimpetError):
-        watch.parse_arm(text, Policy(nfe=8))
+        watch.run(model="exact:words", arm=(text,))
 
 
 def test_watch_says_what_to_mend():
-    with pytest.raises(LimpetError, match="same sampler"):
-        watch.run(model="exact:words", against="CRS", policy=Policy(nfe=4))
+    with pytest.raises(LimpetError, match="are both 'crs"):
+        watch.run(model="exact:words", arm=("crs", "crs"), nfe=4)
     with pytest.raises(LimpetError, match="delay"):
         watch.run(model="exact:words", delay=-1)
 
@@ -190,7 +215,7 @@ def test_hostile_names_and_words_stay_text(paths):
     assert [tag for tag, _ in Parts(plain).tags] == [tag for tag, _ in Parts(spoilt).tags]
     assert "alert(1)</script>" not in spoilt
     assert "onerror=alert(2)>" not in spoilt
-    about = page.playground({"models": [{"name": HOSTILE}]})
+    about = page.playground({"models": [{"name": HOSTILE}], "samplers": {HOSTILE: []}})
     assert "alert(1)</script>" not in about
     (data,) = [text for _, attributes, text in Parts(about).inside if attributes.get("type") == "application/json"]
     assert json.loads(data)["models"][0]["name"] == HOSTILE
@@ -223,7 +248,7 @@ def test_view_says_what_to_mend(files, tmp_path):
 def test_sample_records_the_path_of_its_first_sample(tmp_path, capsys):
     from limpet.commands import sample
 
-    sample.run(model="exact:words", n=2, seed=6, record=tmp_path / "a.limpet", policy=Policy(nfe=5))
+    sample.run(model="exact:words", n=2, seed=6, record=tmp_path / "a.limpet", arm="crs nfe=5")
     told = capsys.readouterr()
     assert Trajectory.load(tmp_path / "a.limpet").text in told.out
     assert "differs" not in told.err

@@ -1,26 +1,36 @@
 """limpet: the laboratory and the fast sampler for uniform-state discrete diffusion language models."""
 
-from limpet import process, sampler, selector, support
 from limpet.compare import Comparison, compare
+from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
+from limpet.engine import process, selector, support
+from limpet.engine.path import Info, Path, State, generate
+from limpet.engine.steps import Transition
 from limpet.errors import LimpetError
 from limpet.judges import load_judge
-from limpet.policy import Policy
-from limpet.samples import Samples, Selection, sample
+from limpet.samplers import CRS, Native, Sampler, knob
+from limpet.samples import Samples, sample
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
+    "CRS",
     "Comparison",
+    "Denoiser",
+    "Info",
     "LimpetError",
-    "Policy",
+    "Native",
+    "Path",
+    "Sampler",
     "Samples",
-    "Selection",
+    "State",
+    "Transition",
     "compare",
+    "generate",
+    "knob",
     "load",
     "load_judge",
     "process",
     "sample",
-    "sampler",
     "selector",
     "support",
 ]

@@ -11,7 +11,9 @@ COMMANDS = {
     "sample": "limpet.commands.sample",
     "compare": "limpet.commands.compare",
     "doctor": "limpet.commands.doctor",
+    "check": "limpet.commands.check",
     "info": "limpet.commands.info",
+    "samplers": "limpet.commands.samplers",
     "score": "limpet.commands.score",
     "study": "limpet.commands.study",
     "theory": "limpet.commands.theory",
@@ -32,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     names = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
-    functions = {name: importlib.import_module(COMMANDS[name]).run for name in names}
     try:
+        functions = {name: importlib.import_module(COMMANDS[name]).run for name in names}
         code = tyro.extras.subcommand_cli_from_dict(
             functions, prog="limpet", description="Sample uniform-state discrete diffusion models.", args=arguments
         )

@@ -1,4 +1,4 @@
-"""Arms side by side: policies that share all randomness, measured alike, with errors over shards."""
+"""Arms side by side: samplers that share all randomness, measured alike, with errors over shards."""
 
 from __future__ import annotations
 
@@ -10,40 +10,76 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limpet import metrics, stats
+from limpet import scoring, stats
 from limpet.denoisers import Denoiser
-from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
-from limpet.judges import Judge, gen_nll
-from limpet.policy import Policy
+from limpet.judges import Judge, TrueLaw
+from limpet.samplers import CRS, Native, Sampler
 from limpet.samples import Given, Samples, Watcher, sample
 
 SHARDS = (8200, 8210, 8220, 8230)  # the paper's seeds
+MEASURES = ("entropy", "rep-4")
+
+Floats = NDArray[np.float64]
 
 
-def baselines(policy: Policy) -> dict[str, Policy]:
-    """The arms of a first comparison: the native sampler, top-p at two masses, and the policy itself (CRS)."""
-    native = policy.but(horizon=0)
+def baselines(nfe: int) -> dict[str, Sampler]:
+    """The arms of a first comparison: the native sampler, top-p at two masses, and CRS."""
     return {
-        "native": native,
-        "top-p .95": native.but(top_p=0.95, late_top_p=None),
-        "top-p .9": native.but(top_p=0.9, late_top_p=None),
-        "CRS": policy,
+        "native": Native(nfe=nfe),
+        "top-p .95": Native(nfe=nfe, top_p=0.95),
+        "top-p .9": Native(nfe=nfe, top_p=0.9),
+        "CRS": CRS(nfe=nfe),
     }
 
 
 @dataclass(frozen=True)
-class Arm:
-    """What one policy gave: a value of each measure for every shard."""
+class Measured:
+    """Sets of texts, one a shard, in numbers."""
+
+    nll: Floats  # (shards,) nats per counted token
+    counted: int  # tokens that the nll is over
+    convention: str
+    values: dict[str, Floats]  # (shards,) each
+
+    def to_dict(self) -> dict[str, Any]:
+        measures = {"nll": self.nll, "perplexity": np.exp(self.nll), **self.values}
+        return {"counted": self.counted, **{name: stats.mean_se(v).to_dict() for name, v in measures.items()}}
+
+
+@dataclass(frozen=True)
+class Arm(Measured):
+    """What one sampler gave."""
 
     name: str
-    policy: Policy
-    nfe: int
-    selected: float  # positions selected along a path, on average
-    head_rows: float
-    nll: NDArray[np.float64]  # (shards,) nats per token
-    values: dict[str, NDArray[np.float64]]  # (shards,) each
+    sampler: Sampler
     samples: list[Samples]  # one a shard
+
+    @property
+    def nfe(self) -> int:
+        return self.samples[0].nfe
+
+    @property
+    def selected(self) -> float:
+        """Positions selected along a path, on average."""
+        return float(np.mean([shard.selected.float().mean() for shard in self.samples]))
+
+    def to_dict(self) -> dict[str, Any]:
+        head_rows = float(np.mean([shard.head_rows for shard in self.samples]))
+        about = {"name": self.name, "sampler": self.sampler.to_dict(), "nfe": self.nfe, "selected": self.selected}
+        return {**about, "head_rows": head_rows, **super().to_dict()}
+
+
+def measure(judge: Judge, model: Denoiser, shards: list[Tensor], prefix: int = 0) -> Measured:
+    """Quality and diversity of each shard's tokens (n, L), of which the first `prefix` were given."""
+    scores = [scoring.score(judge, model, tokens, prefix) for tokens in shards]
+    columns = [scoring.diversity(tokens[:, prefix:], MEASURES)[0] for tokens in shards]
+    return Measured(
+        nll=np.array([shard.pooled for shard in scores]),
+        counted=int(sum(shard.tokens.sum() for shard in scores)),
+        convention=scores[0].convention,
+        values={name: np.array([scoring.mean(shard[name]) for shard in columns]) for name in MEASURES},
+    )
 
 
 @dataclass(frozen=True)
@@ -52,13 +88,14 @@ class Comparison:
 
     model: str
     digest: str
+    precision: str
     length: int
     shards: tuple[int, ...]
-    per_shard: int
-    quality: str  # what the nll is: under the model's own true law, or under a judge
+    samples_per_shard: int
+    judge: dict[str, str]  # name, digest, precision, convention, and the rule in words
     conventions: dict[str, str]
     arms: list[Arm]
-    data: dict[str, NDArray[np.float64]] | None  # the same measures of draws from the true law, where it is known
+    data: Measured | None  # draws from the true law, where that judges
 
     def perplexity(self, arm: Arm) -> stats.Estimate:
         """The shards' exp(NLL): GenPPL, or the true perplexity."""
@@ -69,40 +106,13 @@ class Comparison:
         return stats.paired(arm.nll, self.arms[0].nll)
 
     def to_dict(self) -> dict[str, Any]:
-        def entry(estimate: stats.Estimate) -> dict[str, Any]:
-            one = len(estimate.values) < 2
-            return {"mean": estimate.mean, "se": None if one else estimate.se, "shards": estimate.values.tolist()}
-
-        data = None if self.data is None else {name: entry(stats.mean_se(values)) for name, values in self.data.items()}
-        return {
-            "model": self.model,
-            "digest": self.digest,
-            "length": self.length,
-            "shards": list(self.shards),
-            "samples_per_shard": self.per_shard,
-            "quality": self.quality,
-            "conventions": self.conventions,
-            "data": data,
-            "arms": [
-                {
-                    "name": arm.name,
-                    "policy": arm.policy.to_dict(),
-                    "nfe": arm.nfe,
-                    "selected": arm.selected,
-                    "head_rows": arm.head_rows,
-                    "nll": entry(stats.mean_se(arm.nll)),
-                    "perplexity": entry(self.perplexity(arm)),
-                    "nll_against_first": entry(self.gain(arm)),
-                    **{name: entry(stats.mean_se(values)) for name, values in arm.values.items()},
-                }
-                for arm in self.arms
-            ],
-        }
+        arms = [{**arm.to_dict(), "nll_against_first": self.gain(arm).to_dict()} for arm in self.arms]
+        return {**vars(self), "shards": list(self.shards), "data": self.data and self.data.to_dict(), "arms": arms}
 
 
 def compare(
     model: Denoiser,
-    arms: Mapping[str, Policy] | None = None,
+    arms: Mapping[str, Sampler] | None = None,
     n: int = 64,
     shards: tuple[int, ...] = SHARDS,
     length: int | None = None,
@@ -112,56 +122,22 @@ def compare(
     watch: Callable[[str], Watcher | bool] = lambda arm: False,
 ) -> Comparison:
     """n samples in each shard under each arm; a judge scores them, or the model's own law where that is known."""
-    arms = baselines(Policy()) if arms is None else arms
+    arms = baselines(64) if arms is None else arms
     if not arms or not shards:
         raise LimpetError("a comparison needs at least one arm and one shard")
-    score, quality = _scorer(model, judge, prefix)
-    measured = [metric for metric in metrics.METRICS if metric.name in ("entropy", "rep-4")]
-
-    def measure(shards_of_tokens: list[Tensor]) -> dict[str, NDArray[np.float64]]:
-        return {
-            metric.name: np.array([np.mean(metric.function(tokens)) for tokens in shards_of_tokens])
-            for metric in measured
-        }
-
+    if len(set(shards)) < len(shards):
+        raise LimpetError(f"shards are {', '.join(map(str, shards))}; each seed counts once: give different ones")
+    judge = scoring.judge_of(model, judge)
     done = []
-    for name, policy in arms.items():
-        made = [sample(model, policy, n, seed, length, prefix, batch_size, watch(name)) for seed in shards]
-        done.append(
-            Arm(
-                name=name,
-                policy=policy,
-                nfe=made[0].nfe,
-                selected=float(np.mean([shard.selected.float().mean() for shard in made])),
-                head_rows=float(np.mean([shard.head_rows for shard in made])),
-                nll=np.array([score(shard.tokens) for shard in made]),
-                values=measure([shard.tokens for shard in made]),
-                samples=made,
-            )
-        )
+    for name, sampler in arms.items():
+        made = [sample(model, sampler, n, seed, length, prefix, None, batch_size, watch(name)) for seed in shards]
+        measured = measure(judge, model, [shard.tokens for shard in made], made[0].prefix)
+        done.append(Arm(**vars(measured), name=name, sampler=sampler, samples=made))
     data = None
-    if isinstance(model, Source) and judge is None:
-        true = [model.draw(n, seed) for seed in shards]
-        data = {"nll": np.array([score(tokens) for tokens in true]), **measure(true)}
-    return Comparison(
-        model=model.name,
-        digest=model.digest,
-        length=int(done[0].samples[0].tokens.shape[1]),
-        shards=tuple(shards),
-        per_shard=n,
-        quality=quality,
-        conventions={metric.name: metric.convention for metric in measured},
-        arms=done,
-        data=data,
-    )
-
-
-def _scorer(model: Denoiser, judge: Judge | None, prefix: Given | None) -> tuple[Callable[[Tensor], float], str]:
-    """How a shard's tokens are scored, in nats per token, and what that is called."""
-    if judge is not None:
-        return lambda tokens: float(gen_nll(judge, tokens.tolist()).by_shard([0] * len(tokens))[0]), judge.name
-    if not isinstance(model, Source):
-        raise LimpetError(f"the true law of {model.name} is not known: give a judge (judge=limpet.load_judge(...))")
-    if prefix is not None:
-        raise LimpetError("with a prefix the true law would score the prefix too: compare without one, or with a judge")
-    return lambda tokens: -float(model.log_prob(tokens).mean()) / tokens.shape[1], "true law"
+    if isinstance(judge, TrueLaw) and judge.digest == model.digest and not made[0].prefix:
+        data = measure(judge, model, [judge.source.draw(n, seed) for seed in shards])
+    about = {name: getattr(judge, name) for name in ("name", "digest", "precision")}
+    convention = done[0].convention
+    about |= {"convention": convention, "rule": scoring.rule(judge, convention)}
+    length, rules = int(made[0].tokens.shape[1]), scoring.conventions(MEASURES)
+    return Comparison(model.name, model.digest, model.precision, length, tuple(shards), n, about, rules, done, data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -16,3 +18,10 @@ def extra(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise LimpetError(f"this needs {module.partition('.')[0]}: pip install 'limpet[{name}]'") from error
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> LimpetError:
+    """That there is no such name ("crs has no knob", "budgt"), with the one that was meant or all that there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return LimpetError(f"{what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"))

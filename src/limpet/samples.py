@@ -1,8 +1,7 @@
-"""From a model and a policy to samples: what is fixed, which batches, what comes back."""
+"""From a model and a sampler to samples: what is fixed, which batches, what comes back."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,29 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from limpet import labels, process, sampler, steps
-from limpet.denoisers import Denoiser, Needed
+from limpet.denoisers import Denoiser, Needed, Wrapped, tokenizer_digest
+from limpet.engine.path import Info, Path, State, check, generate, open_path
+from limpet.engine.steps import Backend
+from limpet.engine.streams import Stream
 from limpet.errors import LimpetError, extra
-from limpet.policy import Policy
-from limpet.sampler import NEVER, Info, Run, State
-from limpet.steps import Backend
-from limpet.streams import Stream
+from limpet.samplers import CRS, Sampler
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Where and when a run selected, and what it stored: enough to replay it."""
-
-    selected_at: Tensor  # (n, L) the step, or sampler.NEVER
-    labels: Tensor  # (n, L)
-
-    def __getitem__(self, rows: slice) -> Selection:
-        return Selection(self.selected_at[rows], self.labels[rows])
-
-    def to(self, device: torch.device) -> Selection:
-        return Selection(self.selected_at.to(device), self.labels.to(device))
+SEEDS = 2**64  # how many there are
 
 
 @dataclass(frozen=True)
@@ -43,19 +28,16 @@ class Samples:
     tokens: Tensor  # (n, L)
     nfe: int  # calls of the denoiser's body for each sample, counted
     head_rows: float  # rows of the head evaluated, as a fraction of nfe x free positions
-    selection: Selection
-    policy: Policy
+    selected: Tensor  # (n,) how many positions each sample selected along its path
+    memory: tuple[Tensor, ...]  # (n, L) each: what the sampler remembered at the end; `replay` takes it
+    sampler: Sampler
     seed: int
     first: int  # index of the first sample under the seed
     prefix: int  # how many leading tokens were given
     model: str
     digest: str
+    tokenizer: str | None  # its digest
     _decode: Callable[[list[int]], str] | None = field(repr=False)
-
-    @property
-    def selected(self) -> Tensor:
-        """(n,): how many positions each sample selected along its path."""
-        return (self.selection.selected_at != NEVER).sum(-1)
 
     @property
     def texts(self) -> list[str]:
@@ -71,141 +53,111 @@ class Samples:
         ):
             yield {
                 "text": text, "tokens": ids, "seed": self.seed, "sample": self.first + i, "model": self.model,
-                "digest": self.digest, "nfe": self.nfe, "selected": selected, "prefix": self.prefix,
-                "policy": self.policy.to_dict(),
+                "digest": self.digest, "tokenizer": self.tokenizer, "nfe": self.nfe, "selected": selected,
+                "prefix": self.prefix, "sampler": self.sampler.to_dict(),
             }  # fmt: skip
 
 
 class Watcher(Protocol):
-    """Told after every step of every batch."""
+    """Told after every call of every batch."""
 
     def __call__(self, state: State, info: Info, done: int, total: int) -> None: ...
 
 
-class Counted(Denoiser):
+class Counted(Wrapped):
     """A denoiser that counts: calls of the body, rows of the head."""
 
     def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.calls, self.rows = inner, 0, 0
-        self.vocab_size, self.length, self.predicts, self.schedule = (
-            inner.vocab_size, inner.length, inner.predicts, inner.schedule,
-        )  # fmt: skip
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+        super().__init__(inner)
+        self.calls, self.rows = 0, 0
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         self.calls += 1
-        return self.inner.body(tokens, t)
+        return super().body(tokens, t)
 
     def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         self.calls += 1
-        return self.inner.body_at(tokens, t, needed)
+        return super().body_at(tokens, t, needed)
 
     def head(self, features: Tensor) -> Tensor:
         self.rows += features.shape[:-1].numel()
-        return self.inner.head(features)
-
-
-def prepare(
-    denoiser: Denoiser, policy: Policy, stream: Stream, fixed: Tensor, *, replay: Selection | None = None,
-    advance: Backend | None = None, trace: bool = False,
-) -> Run:  # fmt: skip
-    """Resolve a policy, once, for a model and a batch whose given tokens are `fixed` (B, L), -1 where free."""
-    two_piece = policy.grid == "two-piece"
-    times = process.two_piece_grid(policy.nfe, policy.warmup) if two_piece else process.uniform_grid(policy.nfe)
-    warmup = process.warmup_steps(policy.nfe, policy.warmup)
-    after = policy.nfe - 1 - warmup  # R: steps that may select
-    late = policy.top_p if policy.late_top_p is None else policy.late_top_p
-    generated = (fixed < 0).sum(-1)
-    plan, advance = steps.fastest(fixed.device) if advance is None else (steps.unplanned, advance)
-    count = torch.full_like(generated, policy.count) if policy.count is not None else -(-generated // max(1, after))
-    return Run(
-        denoiser=denoiser,
-        policy=policy,
-        stream=stream,
-        times=times.tolist(),
-        signals=denoiser.schedule.signal(times).tolist(),
-        top_p=[policy.top_p] * warmup + [late] * (policy.nfe - warmup),
-        warmup=warmup,
-        horizon=math.inf if policy.horizon is None else policy.horizon,
-        count=count,
-        budget=policy.budget * generated.double() / max(1, after),
-        fixed=fixed,
-        free=fixed < 0,
-        replay=None if replay is None else replay.selected_at,
-        label=labels.rule(policy, None if replay is None else replay.labels),
-        select=steps.selector(fixed.device),
-        plan=plan,
-        advance=advance,
-        trace=trace,
-    )
+        return super().head(features)
 
 
 def sample(
     model: Denoiser,
-    policy: Policy | None = None,
+    sampler: Sampler | None = None,
     n: int = 8,
     seed: int = 8200,
     length: int | None = None,
     prefix: Given | None = None,
+    fixed: Mapping[int, int] | Tensor | None = None,
     batch_size: int | None = None,
     progress: bool | Watcher = False,
     *,
-    fixed: Mapping[int, int] | Tensor | None = None,
-    replay: Selection | None = None,
+    replay: tuple[Tensor, ...] | None = None,
     first: int = 0,
-    advance: Backend | None = None,
+    backend: Backend | None = None,
 ) -> Samples:
-    """n samples of a model under a policy (default: CRS with 64 calls).
+    """n samples of a model under a sampler (default: CRS with 64 calls).
 
     prefix: text or ids to begin with. fixed: more generally, given tokens anywhere, as {position: token} or a tensor
     (L,) or (n, L) with -1 where the position is free; both hold in state, input and output and are never selected.
-    replay: select where and when a recorded run did. first: index of the first sample under the seed, so that
-    shards of one set can be made apart. progress: True for a bar, or a function told after every step."""
-    policy = Policy() if policy is None else policy
+    replay: the `memory` of other samples: select where and when they did. first: index of the first sample under the
+    seed, so that shards of one set can be made apart. progress: True for a bar, or a function told after every call."""
+    sampler = CRS() if sampler is None else sampler
+    check(model)
     if n < 1:
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
-    if replay is not None and replay.selected_at.shape != fixed.shape:
+    if not 0 <= seed < SEEDS or first < 0:
         raise LimpetError(
-            f"the replayed run has shape {tuple(replay.selected_at.shape)}, this one {tuple(fixed.shape)}: "
-            "ask for as many samples of the same length"
+            f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
         )
+    fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
+    for part in replay or ():
+        if part.shape != fixed.shape:
+            raise LimpetError(
+                f"the replayed samples have shape {tuple(part.shape)}, these {tuple(fixed.shape)}: "
+                "ask for as many samples of the same length"
+            )
     batch_size = batch_size or _batch_size(model, fixed.shape[1])
     counted = Counted(model)
-    finished: list[State] = []
+    ends: list[State] = []
+    selected: list[Tensor] = []
     with _watcher(progress) as watch, torch.inference_mode():
         for start in range(0, n, batch_size):
             rows = slice(start, min(n, start + batch_size))
             stream = Stream(seed, torch.arange(first + rows.start, first + rows.stop, device=model.device))
-            recorded = None if replay is None else replay[rows].to(model.device)
-            run = prepare(counted, policy, stream, fixed[rows], replay=recorded, advance=advance)
-            for state, info in sampler.generate(run):
-                watch(state, info, start * policy.nfe + (info.step + 1) * (rows.stop - start), n * policy.nfe)
-            finished.append(state)
-    batches = len(finished)
-    selection = Selection(
-        torch.cat([state.selected_at for state in finished]).cpu(),
-        torch.cat([state.labels for state in finished]).cpu(),
-    )
-    tokenizer = model.tokenizer
+            path = open_path(counted, stream, fixed[rows], backend)
+            recorded = None if replay is None else tuple(part[rows].to(model.device) for part in replay)
+            for state, info in generate(sampler, path, begin(sampler, path, recorded)):
+                watch(state, info, start * sampler.nfe + (info.call + 1) * (rows.stop - start), n * sampler.nfe)
+            ends.append(state)
+            selected.append(info.marks.get("selected", path.nowhere).sum(-1))
+    memory = [torch.cat(parts).cpu() for parts in zip(*(end.memory for end in ends), strict=True)]
+    kind = type(ends[0].memory)
     return Samples(
-        tokens=torch.cat([state.tokens for state in finished]).cpu(),
-        nfe=counted.calls // batches,
-        head_rows=counted.rows / max(1, int((fixed < 0).sum()) * policy.nfe),
-        selection=selection,
-        policy=policy,
+        tokens=torch.cat([state.tokens for state in ends]).cpu(),
+        nfe=counted.calls // len(ends),
+        head_rows=counted.rows / max(1, int((fixed < 0).sum()) * sampler.nfe),
+        selected=torch.cat(selected).cpu(),
+        memory=tuple(memory) if kind is tuple else kind(*memory),
+        sampler=sampler,
         seed=seed,
         first=first,
         prefix=int((fixed >= 0).all(0).cumprod(0).sum()),
         model=model.name,
         digest=model.digest,
-        _decode=None if tokenizer is None else tokenizer.decode,
+        tokenizer=tokenizer_digest(model.tokenizer),
+        _decode=None if model.tokenizer is None else model.tokenizer.decode,
     )
+
+
+def begin(sampler: Sampler, path: Path, recorded: tuple[Tensor, ...] | None = None) -> State:
+    """The start of a path, or of the replay of a recorded one."""
+    return sampler.begin(path) if recorded is None else sampler.replay(path, recorded)
 
 
 def given_tokens(

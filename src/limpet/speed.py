@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from limpet import sampler
-from limpet.denoisers import Denoiser
-from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
-from limpet.policy import Policy
-from limpet.samples import Counted, prepare
-from limpet.steps import Backend, Transition, released
-from limpet.streams import Stream
+from limpet.denoisers import Denoiser, Needed, Wrapped
+from limpet.denoisers.duo import Duo
+from limpet.engine.path import generate, open_path
+from limpet.engine.steps import Backend, Transition, released, trial
+from limpet.engine.streams import Stream
+from limpet.samplers import CRS, Native, Sampler
+from limpet.samples import Counted
 
-POLICIES = {"native": Policy(horizon=0), "top-p .9": Policy(horizon=0, top_p=0.9), "CRS": Policy()}
+SAMPLERS: dict[str, Sampler] = {"native": Native(), "top-p .9": Native(top_p=0.9), "CRS": CRS()}
 WARM = 4  # calls before the clock starts, so that everything has compiled
 SEED = 8200
 
@@ -44,34 +43,28 @@ class Cost:
         return asdict(self)
 
 
-class Whole(Denoiser):
+class Bare(Wrapped):
     """A denoiser whose body is a bare forward, head and all: its features are the logits."""
 
     def __init__(self, model: Duo, forward: Forward) -> None:
-        self.vocab_size, self.length, self.predicts, self.schedule = (
-            model.vocab_size, model.length, model.predicts, model.schedule,
-        )  # fmt: skip
-        self.model, self.forward = model, forward
+        super().__init__(model)
+        self.forward = forward
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         return self.forward(tokens, torch.full(tokens.shape[:1], float(self.schedule.sigma(t)), device=tokens.device))
 
     def head(self, features: Tensor) -> Tensor:
         return features
 
 
-def generation(model: Denoiser, policy: Policy, batch: int, advance: Backend | None = None) -> Calls:
+def generation(model: Denoiser, sampler: Sampler, batch: int, backend: Backend | None = None) -> Calls:
     """Whole generations of one batch, from noise to the readout."""
 
     def calls(nfe: int) -> Iterator[float]:
         counted = Counted(model)
         fixed = torch.full((batch, model.length), -1, device=model.device)
         stream = Stream(SEED, torch.arange(batch, device=model.device))
-        for _ in sampler.generate(prepare(counted, policy.but(nfe=nfe), stream, fixed, advance=advance)):
+        for _ in generate(sampler.but(nfe=nfe), open_path(counted, stream, fixed, backend)):
             yield counted.rows / fixed.numel()
             counted.rows = 0
 
@@ -94,19 +87,19 @@ def forwards(model: Duo, forward: Forward, batch: int) -> Calls:
 def side_by_side(
     model: Duo, bare: Forward, nfe: int, batch: int, runs: int, with_released: bool = False
 ) -> dict[str, Cost | None]:
-    """Every policy beside bare forwards, in turns, so that what slows one down slows the others; None for what does
+    """Every sampler beside bare forwards, in turns, so that what slows one down slows the others; None for what does
     not fit in memory. `bare` is what there is without limpet; on a GPU the model's own body and head, at every
     position, stand beside. The released step goes round the bare forward."""
     contenders = {"bare": forwards(model, bare, batch)}
     if model.device.type == "cuda":
         contenders["own forward"] = forwards(model, lambda tokens, _: model.head(model.body(tokens, 0.5)), batch)
-    contenders |= {name: generation(model, policy, batch) for name, policy in POLICIES.items()}
+    contenders |= {name: generation(model, sampler, batch) for name, sampler in SAMPLERS.items()}
     if with_released:
-        whole = Whole(model, bare)
+        around = Bare(model, bare)
         contenders |= {
-            f"released {name}": generation(whole, policy.but(endpoint="ancestral"), batch, released.advance)
-            for name, policy in POLICIES.items()
-            if policy.horizon == 0
+            f"released {name}": generation(around, sampler.but(endpoint="ancestral"), batch, released.BACKEND)
+            for name, sampler in SAMPLERS.items()
+            if type(sampler) is Native
         }
     return measure(contenders, nfe, batch * model.length, runs, model.device)
 
@@ -183,54 +176,22 @@ def _peak(device: torch.device) -> float | None:
 def arithmetic(
     backends: Mapping[str, Backend], shape: tuple[int, int, int], steps: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Seconds that each backend takes over some steps of a native 64-call path, its logits given: no network at all."""
+    """Seconds that each backend takes over some steps of a native 64-call path, its logits given."""
     batch, length, vocab_size = shape
     generator = torch.Generator(device).manual_seed(SEED)
     logits = 4 * torch.randn(shape, generator=generator, device=device)
     tokens = torch.randint(vocab_size, (batch, length), generator=generator, device=device)
     every = torch.ones_like(tokens, dtype=torch.bool)
-    start = Transition(
-        tokens=tokens, seen=tokens, revise=every, inspect=~every, vocab_size=vocab_size, signal_t=0.0, signal_s=0.0,
-        top_p=1.0, boundary="released", convert=False, stream=Stream(SEED, torch.arange(batch, device=device)), step=0,
-    )  # fmt: skip
+    stream = Stream(SEED, torch.arange(batch, device=device))
     taken = dict.fromkeys(backends, 0.0)
-    for step in range(63 // steps // 2, 63, 63 // steps):
-        transition = replace(start, signal_t=(step + 1) / 65, signal_s=(step + 2) / 65, step=step)
-        for name, advance in backends.items():
-            advance(lambda rows: rows, logits, transition)  # memory is there, and kernels are, when the clock starts
+    for call in range(63 // steps // 2, 63, 63 // steps):
+        transition = Transition(call, tokens, every, ~every, signal_t=(call + 1) / 65, signal_s=(call + 2) / 65)
+        input = trial.input_of(transition, vocab_size, stream)
+        for name, backend in backends.items():
+            trial.step(backend, logits, transition, input)  # memory and kernels are there when the clock starts
             _settle(logits.device)
             begun = time.perf_counter()
-            advance(lambda rows: rows, logits, transition)
+            trial.step(backend, logits, transition, input)
             _peak(logits.device)
             taken[name] += time.perf_counter() - begun
     return taken
-
-
-def trained_like(shape: Shape, seed: int = 0) -> Network:
-    """Random weights whose laws have the confidence of a trained model's, so that a path costs what it would cost.
-
-    The head is the embedding, scaled: logits are then normal with one outlier, the input's own token. The noise level
-    reaches the network through one conditioning feature, about 2.7 at clean text and 0 at noise: it raises the last
-    scale, so laws sharpen along the path, and lowers the gates of the blocks, so that tokens come to favour
-    themselves. The numbers were set until the mean largest probability and the chance of the input's own token ran
-    along a path of the released size roughly as the built-in model's do."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        network = Network(shape)
-        width, embedding = shape.width, network.vocab_embed.embedding
-        first, second = cast(Linear, network.sigma_map.mlp[0]), cast(Linear, network.sigma_map.mlp[2])
-        for parameter in network.sigma_map.parameters():
-            parameter.zero_()
-        first.weight[0, network.sigma_map.FREQUENCIES + 32] = -12.0  # the sine of sigma / 10
-        first.bias[0] = 3.0
-        second.weight[0, 0] = 1.0
-        for block in cast(list[Block], network.blocks):
-            cast(Linear, block.mlp[0]).bias.zero_()  # what all positions share would make all laws alike
-            cast(Linear, block.mlp[2]).bias.zero_()
-            for gate in (slice(2 * width, 3 * width), slice(5 * width, 6 * width)):
-                block.adaLN_modulation.bias[gate] = 0.35
-                block.adaLN_modulation.weight[gate, 0] = -0.06
-        output = network.output_layer
-        output.linear.weight.copy_(3.3 * math.sqrt(3) * embedding)  # logits of standard deviation 3.3 at noise
-        output.adaLN_modulation.weight[width:, 0] = 0.35
-    return network

@@ -6,7 +6,7 @@ shards' own differences, never over two separate errors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,10 +36,33 @@ class Estimate:
     def se(self) -> float:
         """NaN for a single shard: one value says nothing about its error."""
         n = len(self.values)
-        return float(self.values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+        with np.errstate(invalid="ignore"):  # nor does an infinite one
+            return float(self.values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Mean, error and shards as plain numbers, None where there is none."""
+        mean, se, *shards = numbers([self.mean, self.se, *self.values])
+        return {"mean": mean, "se": se, "shards": shards}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Estimate:
+        values = [math.nan if value is None else value for value in stored["shards"]]
+        return cls(np.array(values, dtype=np.float64), tuple(stored.get("reasons", ())))
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.se:.2g}"
+
+
+def numbers(values: ArrayLike) -> list[float | None]:
+    """Plain numbers for JSON, None where there is none."""
+    return [value if math.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+def mean(values: ArrayLike | Sequence[float | None]) -> float:
+    """Of the samples that have a value; NaN where none has."""
+    array = np.asarray(values, dtype=np.float64)
+    held = array[~np.isnan(array)]
+    return float(held.mean()) if held.size else math.nan
 
 
 def mean_se(values: ArrayLike) -> Estimate:
@@ -61,7 +84,8 @@ def _aligned(*arms: ArrayLike) -> list[Floats]:
 def paired(a: ArrayLike, b: ArrayLike) -> Estimate:
     """a - b, shard by shard."""
     left, right = _aligned(a, b)
-    return Estimate(left - right)
+    with np.errstate(invalid="ignore"):  # between two infinities there is no difference
+        return Estimate(left - right)
 
 
 def difference_of_differences(a: ArrayLike, b: ArrayLike, c: ArrayLike, d: ArrayLike) -> Estimate:
@@ -79,8 +103,9 @@ def by_shard(values: ArrayLike, shards: Sequence[Any], weights: ArrayLike | None
     if not len(value) == len(weight) == len(shards):
         raise LimpetError(f"{len(value)} values, {len(weight)} weights and {len(shards)} shards; give each sample one")
     shard = np.unique(np.asarray(shards), return_inverse=True)[1]
-    weight = np.where(np.isnan(value), 0, weight)
-    total = np.bincount(shard, weights=weight * np.nan_to_num(value))
+    held = ~np.isnan(value) & (weight > 0)  # so that nothing is 0 times infinity
+    weight = np.where(held, weight, 0)
+    total = np.bincount(shard, weights=weight * np.where(held, value, 0))
     mass = np.bincount(shard, weights=weight)
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), np.nan)
 
@@ -134,13 +159,9 @@ class Interval(NamedTuple):
     resamples: int
 
 
-def _mean(values: Floats) -> float:
-    return float(values.mean())
-
-
 def bootstrap(
     values: ArrayLike,
-    statistic: Callable[[Floats], float] = _mean,
+    statistic: Callable[[Floats], float] = mean,
     shards: Sequence[Any] | None = None,
     level: float = 0.95,
     resamples: int = 2000,
@@ -162,5 +183,6 @@ def bootstrap(
     random = np.random.default_rng(seed)
     picks = (order[start + (random.random(len(array)) * size).astype(np.int64)] for _ in range(resamples))
     draws = np.array([statistic(array[pick]) for pick in picks])
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    with np.errstate(invalid="ignore"):  # a draw may be infinite
+        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, resamples)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from limpet.denoisers import Denoiser
+from limpet.denoisers.catalog import load
+from limpet.errors import LimpetError
+from limpet.judges import BUILTIN, Judge, has_builtin, load_judge
+from limpet.samplers import Sampler, available, knobs, parse
 
 # Results. A pipe has no width of its own, and a table must not be cut to fit one.
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -16,6 +26,60 @@ err = Console(stderr=True, highlight=False)  # progress and remarks
 
 DEFAULT_MODEL = "mini"
 Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where networks run, and in what: options of many commands."""
+
+    device: str | None = None
+    """cpu, cuda, ...; a GPU where there is one"""
+    precision: Precision = "auto"
+    """what the network runs in; auto is bfloat16 where the device has it"""
+
+    @property
+    def resolved(self) -> Literal["float32", "bfloat16"]:
+        return precision_on(self.device, self.precision)
+
+    def load(self, model: str) -> Denoiser:
+        return load(model, device=self.device, precision=self.resolved)
+
+    def judge(self, name: str) -> Judge | None:
+        """A judge by name; "none" is nobody, and "auto" the built-in one where it is."""
+        name = name if name != "auto" else BUILTIN if has_builtin() else "none"
+        return None if name == "none" else load_judge(name, self.device, self.resolved)
+
+
+Somewhere = Annotated[Where, tyro.conf.arg(name="")]  # its options stand among the command's own
+HERE, IN_FLOAT32 = Where(), Where(precision="float32")
+
+
+def arms(texts: Sequence[str], nfe: int | None = None) -> dict[str, Sampler]:
+    """The samplers that `--arm` names, each by its own words alone; `nfe` is for those that say no number of calls."""
+    parsed = [(text, *parse(text, nfe=nfe)) for text in texts]
+    often = Counter(name for _, name, _ in parsed)
+    found: dict[str, tuple[str, Sampler]] = {}
+    for text, name, sampler in parsed:
+        name = name if often[name] == 1 else f"{name} nfe={sampler.nfe}"
+        if name in found:
+            raise LimpetError(
+                f"the arms {found[name][0]!r} and {text!r} are both {name!r}: change one, or call it something, as in "
+                f'"other: {text.partition(": ")[2] or text}"'
+            )
+        found[name] = text, sampler
+    return {name: sampler for name, (_, sampler) in found.items()}
+
+
+def _arm_help() -> str:
+    """Every sampler with its knobs as they come; `limpet samplers` has their words."""
+    lines = ["a sampler and its knobs, of which `limpet samplers` says more:"]
+    for name, kind in available().items():
+        values = {knob.name: knob.default for knob in knobs(kind).values() if knob.name != "nfe"}
+        lines.append(" ".join([name, *(f"{knob}={value}" for knob, value in values.items())]))
+    return "\n\n".join([*lines, "./file.py:Name is one of your own"])
+
+
+ARM_HELP = _arm_help()
 
 
 def precision_on(device: str | None, precision: Precision) -> Literal["float32", "bfloat16"]:

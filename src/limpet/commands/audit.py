@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from limpet.audits import AUDITS, Audit, Models, Preset
+from limpet import studies
 from limpet.commands import err, out, print_json, progress_bar
-from limpet.denoisers.catalog import load
-from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
-from limpet.judges import BUILTIN, load_judge
-from limpet.lab.audits import READING, Kept, keep, made_on, ready, table, write
+from limpet.judges import BUILTIN
+from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report, units
+from limpet.lab import run as run_study
+from limpet.lab.page import Page
+from limpet.lab.places.local import local
 
 Name = Literal["singleton", "endpoint", "selection", "temperature", "values", "hidden", "storage", "risk", "all"]
+Size = Literal["smoke", "mini", "paper"]
+Precision = Literal["float32", "bfloat16"]
+READING = "Mean ± standard error over shards."
 
 
 def run(
     name: tyro.conf.Positional[Name],
     /,
     *,
-    preset: Literal["smoke", "mini", "paper"] = "mini",
+    preset: Size = "mini",
     model: tuple[str, ...] = (),
     paths: int | None = None,
     nfe: int | None = None,
-    judge: str = BUILTIN,
+    judge: str | None = None,
     text: Path | None = None,
     device: str | None = None,
-    precision: Literal["float32", "bfloat16"] | None = None,
+    precision: Precision | None = None,
+    store: str = "limpet-store",
     json: bool = False,
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
 ) -> int:
@@ -40,89 +46,106 @@ def run(
 
     $ limpet audit temperature --preset smoke
     $ limpet audit hidden --model mini-distilled
-    $ limpet audit all --out limpet-reports/audits
+    $ limpet audit all --out limpet-reports
     $ limpet audit values --preset paper --model s-sahoo/duo-distilled --judge gpt2-large --json
 
     Args:
         name: which audit, or all; docs/audits.md says what each shows and what it does not
         preset: smoke takes seconds; mini suits the built-in models; paper has the paper's counts
-        model: one or more; the built-in mini and mini-distilled unless told (risk adds the exact sources)
+        model: one or more, in place of the preset's; endpoint takes the base model and the distilled one, storage and
+            values look at the latter
         paths: paths, or clean texts, in each of the preset's shards; the preset's own number unless told
         nfe: network calls of a path; the preset's own number unless told
-        judge: what scores texts, where an audit does; an exact source scores its own
+        judge: what scores texts, where an audit does: the preset's own, or mini-judge for models that are named; an
+            exact source scores its own
         text: clean text for the audits of forward states (selection, risk); held-out pages unless given
         device: cpu, cuda, ...; a GPU where there is one
         precision: what the networks run in; the preset's own unless told
+        store: where finished shards live, as for `limpet study`: nothing is made twice
         json: print one JSON document
-        out_folder: where the result is kept, as JSON, with its figure and a page over all that is kept there
+        out_folder: where a report is written, in a folder of its own for each audit
     """
-    clean = _read(text)
-    if out_folder is not None:
-        ready(out_folder)
-
-    def done(audit: Audit) -> Kept:
-        settings = _told(audit.presets[preset], paths, nfe)
-        how = precision or settings.precision
-        denoisers = [load(one, device=device, precision=how) for one in model or audit.models]
-        judged = audit.judged and not all(isinstance(one, Source) for one in denoisers)
-        models = Models(tuple(denoisers), load_judge(judge, device=device) if judged else None, clean)
-        with progress_bar() as bar:
-            task = bar.add_task(audit.name, total=None, detail="")
-            result = audit(models, settings, lambda done, total: bar.update(task, completed=done, total=total))
-        return Kept(preset, result, made_on(models))
-
-    made: list[Kept] = []
-    skipped = []
-    for audit in AUDITS.values() if name == "all" else [AUDITS[name]]:
-        try:
-            kept = done(audit)
-        except LimpetError as error:
-            if name != "all":
-                raise
-            skipped.append(f"{audit.name}: {error}")
-            continue
-        made.append(kept)
-        if out_folder is not None:
-            keep(kept, out_folder)
-        if not json:
-            _show(audit, kept)
-    for reason in skipped:
-        err.print(reason, style="yellow", markup=False)
-    if out_folder is not None:
-        err.print(str(write(out_folder)), markup=False)
-    if json:
-        print_json([kept.to_dict() for kept in made] if name == "all" else made[0].to_dict())
-    return int(bool(skipped))
-
-
-def _show(audit: Audit, kept: Kept) -> None:
-    """The report's table in a terminal."""
-    shown = table(kept.result, f"{audit.title} ({kept.preset})")
-    view = Table(title=shown.caption, caption=READING)
-    for head in shown.head:
-        view.add_column(head, justify="right" if head in ("here", "events") else "left", no_wrap=True)
-    for group in shown.groups:
-        for entries in group:
-            view.add_row(*(escape(entry.text) for entry in entries))
-        view.add_section()
-    out.print(view)
-    for what, convention in kept.result.conventions.items():
-        err.print(f"{what}: {convention}", style="dim", markup=False)
-
-
-def _told(preset: Preset, paths: int | None, nfe: int | None) -> Preset:
-    """The preset with what the caller asked for in its place."""
     if paths is not None and paths < 1:
         raise LimpetError(f"paths is {paths}; ask for at least one in each shard")
     if nfe is not None and nfe < 4:
         raise LimpetError(f"nfe is {nfe}; an audit needs at least 4 calls, to have steps on both sides of the warmup")
-    return replace(preset, paths=paths or preset.paths, nfe=nfe or preset.nfe)
+    if out_folder is not None:
+        report.write_files({}, out_folder)  # what is wrong with it is said before any work
+    found: list[Results] = []
+    skipped = []
+    for one in get_args(Name)[:-1] if name == "all" else [name]:
+        try:
+            study, own = _study(one, preset, model, paths, nfe, judge, text)
+            results = _done(study, Store(store), Shelf(device, precision or own))
+        except LimpetError as error:
+            if name != "all":
+                raise
+            skipped.append(f"{one}: {error}")
+            continue
+        found.append(results)
+        if out_folder is not None:
+            err.print(str(report.write(results, out_folder / units.name(study))), markup=False)
+        if not json:
+            _show(study, study.show(results))
+    for reason in skipped:
+        err.print(reason, style="yellow", markup=False)
+    if name == "all" and out_folder is not None:
+        sections = [report.section(results) for results in found]
+        err.print(str(report.write_index([*sections, *report.beside(out_folder, sections)], out_folder)), markup=False)
+    if json:
+        documents = [report.to_dict(results, results.study.show(results)) for results in found]
+        print_json(documents if name == "all" else documents[0])
+    return int(bool(skipped))
 
 
-def _read(text: Path | None) -> str | None:
-    if text is None:
-        return None
-    try:
-        return text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LimpetError(f"{text} cannot be read ({error}): name a UTF-8 text file") from error
+def _study(
+    name: str, preset: Size, model: tuple[str, ...], paths: int | None, nfe: int | None, judge: str | None,
+    text: Path | None,
+) -> tuple[Study, Precision]:  # fmt: skip
+    """An audit at a preset's size with what the caller asked for in its place, and the preset's own precision."""
+    if name in studies.STUDIES:  # of the paper's tables: its presets have roles and judges
+        size = studies.sized(preset, paths)
+        if len(model) > 2:
+            raise LimpetError(f"{name} takes a base model and a distilled one, and was given {len(model)}: name two")
+        if model:
+            exact = all(one.startswith("exact:") for one in model)
+            size = replace(
+                size, base=model[0], distilled=model[-1], judges=() if exact else (Judging(BUILTIN),),
+                captions={"base": model[0], "distilled": model[-1]},
+            )  # fmt: skip
+        if judge is not None and size.judges:
+            size = replace(size, judges=(Judging(judge),))
+        return studies.study(name, replace(size, nfe=nfe or size.nfe, audit_nfe=nfe or size.audit_nfe)), "float32"
+    own = import_module(f"limpet.studies.{name}").PRESETS[preset]
+    asked = {"paths": paths, "nfe": nfe, "text": text and str(text)}
+    known = {field: value for field, value in asked.items() if value is not None and hasattr(own.settings, field)}
+    told = replace(own, settings=replace(own.settings, **known), models=model or own.models)
+    return studies.study(name, told), own.precision
+
+
+def _done(study: Study, store: Store, shelf: Shelf) -> Results:
+    """What a study finds, what the store does not hold yet made here."""
+    with progress_bar() as bar:
+        task = bar.add_task(study.name, total=None, detail="")
+        summary = run_study(
+            study, store, local(shelf=shelf), shelf,
+            tell=lambda progress: bar.update(task, completed=progress.done, total=progress.total),
+        )  # fmt: skip
+    for reason in summary.failed.values():
+        raise LimpetError(reason)
+    return collect(study, store)
+
+
+def _show(study: Study, page: Page) -> None:
+    """The report's tables in a terminal."""
+    for shown in page.tables:
+        view = Table(title=f"{study.title} ({study.preset})", caption=f"{shown.caption} {READING}")
+        for i, head in enumerate(shown.head):
+            view.add_column(head, justify="left" if i < shown.names or head == "paper" else "right", no_wrap=True)
+        for group in shown.groups:
+            for entries in group:
+                view.add_row(*(escape(f"{one.text} [{one.paper}]" if one.paper else one.text) for one in entries))
+            view.add_section()
+        out.print(view)
+    for what, convention in study.conventions.items():
+        err.print(f"{what}: {convention}", style="dim", markup=False)

@@ -8,23 +8,19 @@ import torch
 from rich.table import Table
 
 from limpet import speed
-from limpet.commands import DEFAULT_MODEL, Precision, err, out, precision_on, print_json
-from limpet.denoisers.catalog import load
+from limpet.commands import DEFAULT_MODEL, HERE, Somewhere, err, out, print_json
 from limpet.denoisers.duo import Duo, Shape
 from limpet.denoisers.files import usable_device
+from limpet.engine.steps import backends
 from limpet.errors import LimpetError
-from limpet.steps import backends
-
-RANDOM = "random"
 
 
 def run(
-    model: str | None = None,
+    model: str = DEFAULT_MODEL,
     nfe: tuple[int, ...] = (64, 8),
     batches: tuple[int, ...] | None = None,
     runs: int = 3,
-    device: str | None = None,
-    precision: Precision = "auto",
+    where: Somewhere = HERE,
     compile: bool | None = None,
     threads: int | None = None,
     released: bool = False,
@@ -35,17 +31,14 @@ def run(
 
     $ limpet bench
     $ limpet bench --model mini --batches 16 --nfe 64 --threads 2
-    $ limpet bench --device cuda --model random --batches 1 16 64 256
+    $ limpet bench --device cuda --model s-sahoo/duo --batches 1 16 64 256
     $ limpet bench --arithmetic
 
     Args:
-        model: any model that `limpet sample` takes, or `random`: the released size with random weights as confident
-            as trained ones; the built-in one on a CPU and `random` on a GPU unless told
+        model: any Duo network that `limpet sample` takes
         nfe: network calls of a generation
         batches: samples computed at once; 16 on a CPU, 1 16 64 256 on a GPU unless told
         runs: how many times each is timed; medians are printed
-        device: cpu, cuda, ...; a GPU where there is one
-        precision: what the network runs in; auto is bfloat16 where the device has it
         compile: compile the network of the bare forwards with torch.compile; on a GPU unless told
         threads: of the processor; as many as there are unless told
         released: also time the released sampler's dense float64 step, where it fits in memory
@@ -56,12 +49,14 @@ def run(
         raise LimpetError(f"runs is {runs}; time everything at least once")
     if threads is not None:
         torch.set_num_threads(threads)
-    place = usable_device(device)
+    place = usable_device(where.device)
     if arithmetic:
         return _arithmetic(str(place), json)
     on_gpu = place.type == "cuda"
     compile = on_gpu if compile is None else compile
-    denoiser = _model(model or (RANDOM if on_gpu else DEFAULT_MODEL), str(place), precision)
+    denoiser = where.load(model)
+    if not isinstance(denoiser, Duo):
+        raise LimpetError(f"{model} is no Duo network, so there are no bare forwards to compare with: name one that is")
     bare: speed.Forward = torch.compile(denoiser.network, dynamic=False) if compile else denoiser.network
     rows: list[dict[str, Any]] = []
     for batch in batches or ((1, 16, 64, 256) if on_gpu else (16,)):
@@ -90,16 +85,6 @@ def run(
             f"{row['tokens_per_second']:,.0f}", f"{row['head_rows']:.3f}",
         )  # fmt: skip
     out.print(table)
-
-
-def _model(name: str, device: str, precision: Precision) -> Duo:
-    kind = precision_on(device, precision)
-    if name == RANDOM:
-        return Duo(speed.trained_like(Shape()), name=RANDOM, precision=kind).to(device)
-    model = load(name, device=device, precision=kind)
-    if not isinstance(model, Duo):
-        raise LimpetError(f"{name} is no network, so there are no forwards to compare with: name a model or `random`")
-    return model
 
 
 def _arithmetic(device: str, json: bool) -> None:

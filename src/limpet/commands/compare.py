@@ -8,86 +8,83 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from limpet.commands import DEFAULT_MODEL, Precision, err, out, precision_on, print_json, progress_bar
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, arms, err, out, print_json, progress_bar
 from limpet.compare import SHARDS, Comparison, baselines, compare
-from limpet.denoisers.catalog import load
-from limpet.denoisers.exact import Source
-from limpet.judges import load_judge
-from limpet.policy import Policy
-from limpet.sampler import Info, State
+from limpet.judges import BUILTIN, load_judge
 from limpet.samples import Watcher
+from limpet.scoring import true_law
 from limpet.stats import Estimate, mean_se
 
 
 def run(
     model: str = DEFAULT_MODEL,
+    arm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=ARM_HELP)] = (),
+    nfe: int = 16,
     n: int = 4,
     shards: tuple[int, ...] = SHARDS,
     length: int | None = None,
-    judge: str = "mini-judge",
+    prompt: str | None = None,
+    judge: str | None = None,
     batch_size: int | None = None,
-    device: str | None = None,
-    precision: Precision = "auto",
+    where: Somewhere = HERE,
     texts: int = 1,
     json: bool = False,
-    policy: Annotated[Policy, tyro.conf.arg(name="")] = Policy(nfe=16),
 ) -> None:
-    """Compare the native sampler, top-p .95 and .9, and CRS at equal network calls and on the same randomness.
+    """Compare samplers on the same randomness: unless told which, native, top-p .95 and .9, and CRS at equal calls.
 
     $ limpet compare
     $ limpet compare --model exact:chain --nfe 32
-    $ limpet compare --nfe 64 --budget 0.25 --json > comparison.json
+    $ limpet compare --arm native --arm "crs budget=.25" --arm "wide: crs spacing=8" --arm ./mine.py:Mine
+    $ limpet compare --arm "crs nfe=8" --arm "crs nfe=64" --json > comparison.json
 
     Args:
         model: built-in name, folder, file, owner/name on the hub, or exact:NAME (a source whose true law is known)
+        nfe: network calls of every arm that does not say otherwise
         n: samples in each shard
         shards: one seed each; errors are over shards
         length: tokens in a sample; the model's own unless told
-        judge: what scores the texts; an exact source scores its own
+        prompt: text that every sample begins with; it is not counted
+        judge: what scores the texts; unless told, the true law of an exact source, and mini-judge elsewhere
         batch_size: samples computed at once
-        device: cpu, cuda, ...; a GPU where there is one
-        precision: what the network runs in; auto is bfloat16 where the device has it
         texts: how many samples to show under each arm, side by side
         json: print one JSON document
-        policy: the CRS arm; the baselines share its calls, grid and endpoint
     """
-    denoiser = load(model, device=device, precision=precision_on(device, precision))
-    scorer = None if isinstance(denoiser, Source) else load_judge(judge, device=device)
-    arms = baselines(policy)
+    chosen = arms(arm, nfe) or baselines(nfe)
+    denoiser = where.load(model)
+    own = true_law(denoiser) if judge is None else None
+    scorer = own or load_judge(judge or BUILTIN, where.device)
     with progress_bar() as bar:
-        task = bar.add_task("", total=len(arms) * len(shards) * n * policy.nfe, detail="")
-        ends = {"done": 0}
+        task = bar.add_task("", total=sum(arm.nfe for arm in chosen.values()) * len(shards) * n, detail="")
 
         def watch(arm: str) -> Watcher:
-            before = ends["done"]
+            return lambda state, *_: bar.update(task, description=arm, advance=len(state.tokens))
 
-            def tell(state: State, info: Info, done: int, total: int) -> None:
-                ends["done"] = before + done
-                bar.update(task, description=arm, completed=ends["done"])
-
-            return tell
-
-        result = compare(denoiser, arms, n, shards, length, None, batch_size, scorer, watch)
+        result = compare(denoiser, chosen, n, shards, length, prompt, batch_size, scorer, watch)
     if json:
         print_json(result.to_dict())
         return
     out.print(table(result))
-    for name, convention in result.conventions.items():
+    for name, convention in {"NLL": result.judge["rule"], **result.conventions}.items():
         err.print(f"{name}: {convention}", style="dim", markup=False)
     for i in range(min(texts, n) if denoiser.tokenizer else 0):
         view = Table(title=f"sample {i} of seed {shards[0]}: the same randomness under each arm", show_lines=True)
-        for arm in result.arms:
-            view.add_column(arm.name, ratio=1)
-        view.add_row(*(Text(arm.samples[0].texts[i].strip()) for arm in result.arms))
+        for one in result.arms:
+            view.add_column(one.name, ratio=1)
+        view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.arms))
         out.print(view)
 
 
 def table(result: Comparison) -> Table:
     """One row an arm: mean and standard error over shards."""
-    exact = result.quality == "true law"
+    judge, exact = result.judge, result.judge["convention"] == "law"
+    counted = [arm.counted for arm in result.arms]
+    counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
+    shards = f"{len(result.shards)} shards of {result.samples_per_shard} samples"
     view = Table(
-        title=f"{result.model}: {len(result.shards)} shards of {result.per_shard} samples, {result.length} tokens",
-        caption=f"quality under the {result.quality}; mean and standard error over shards; contrasts paired by shard",
+        title=f"{result.model}: {shards}, {result.length} tokens",
+        caption=f"{judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, by {judge['convention']}, {counts} "
+        f"tokens counted an arm; {result.model} in {result.precision}\n"
+        "mean and standard error over shards; contrasts paired by shard",
     )
     heads = ["arm", "calls", "true NLL" if exact else "GenPPL", f"NLL - {result.arms[0].name}"]
     for head in (*heads, *result.conventions, "selected"):
@@ -96,11 +93,11 @@ def table(result: Comparison) -> Table:
         quality = mean_se(arm.nll) if exact else result.perplexity(arm)
         gain = "" if arm is result.arms[0] else _with_error(result.gain(arm), 4)
         measures = [_with_error(mean_se(values), 4) for values in arm.values.values()]
-        selected = f"{arm.selected:.0f}"
-        view.add_row(arm.name, str(arm.nfe), _with_error(quality, 4 if exact else 2), gain, *measures, selected)
-    if result.data is not None:
-        nll, *others = (_with_error(mean_se(values), 4) for values in result.data.values())
-        view.add_row("the source", "", nll, "", *others, "", style="dim")
+        first = [arm.name, str(arm.nfe), _with_error(quality, 4 if exact else 2), gain]
+        view.add_row(*first, *measures, f"{arm.selected:.0f}")
+    if (data := result.data) is not None:
+        nll, *measures = (_with_error(mean_se(values), 4) for values in (data.nll, *data.values.values()))
+        view.add_row("the source", "", nll, "", *measures, "", style="dim")
     return view
 
 

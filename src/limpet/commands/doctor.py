@@ -7,19 +7,16 @@ import platform
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from limpet import process, support
 from limpet.commands import native_bfloat16, out, print_json
 from limpet.denoisers.sources import source
-from limpet.policy import Policy
+from limpet.engine.steps import Backend, backends, trial
+from limpet.engine.streams import philox
+from limpet.samplers import CRS
 from limpet.samples import sample
-from limpet.steps import Backend, Transition, backends
-from limpet.streams import Stream, philox
 
 PACKAGES = ("limpet", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "transformers", "triton")
 LAWS = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2))
-DRAWS = 200_000
 LEVEL = 1e-6  # a sound backend fails one check in a million
 
 
@@ -35,7 +32,7 @@ def run(json: bool = False) -> int:
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     checks = [generator_check(device) for device in devices] + [calls_check()]
     for device in devices:
-        checks += [chi_square_check(name, advance, device) for name, advance in backends(device).items()]
+        checks += [chi_square_check(name, backend, device) for name, backend in backends(device).items()]
     found, facts_of = versions(), [device_facts(device) for device in devices]
     if json:
         print_json({"versions": found, "devices": facts_of, "checks": checks})
@@ -80,43 +77,15 @@ def generator_check(device: str) -> dict[str, Any]:
 
 
 def calls_check() -> dict[str, Any]:
-    made = sample(source("exact:words"), Policy(nfe=6), n=1)
+    made = sample(source("exact:words"), CRS(nfe=6), n=1)
     return {"check": "network calls at nfe 6", "found": made.nfe, "ok": made.nfe == 6}
 
 
-def chi_square_check(name: str, advance: Backend, device: str) -> dict[str, Any]:
+def chi_square_check(name: str, backend: Backend, device: str) -> dict[str, Any]:
     """Draws of one reverse step against the dense law: full, tied and point-mass laws, with and without top-p."""
-    worst = 1.0
-    for row, law in enumerate(LAWS):
-        for top_p in (1.0, 0.65):
-            drawn, exact = draw(advance, torch.tensor(law, dtype=torch.float64), top_p, seed=row, device=device)
-            worst = min(worst, chi_square(drawn, exact))
+    worst = min(
+        trial.fit(backend, torch.tensor(law, dtype=torch.float64), top_p, seed=row, device=device)
+        for row, law in enumerate(LAWS)
+        for top_p in (1.0, 0.65)
+    )
     return {"check": f"{name} step on {device}, chi-square", "found": f"smallest p {worst:.2g}", "ok": worst > LEVEL}
-
-
-def draw(advance: Backend, law: Tensor, top_p: float, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """How often each token came, and its exact probability, for one reverse step from token 1."""
-    signal_t, signal_s = 0.4, 0.7
-    shape = (DRAWS // 1000, 1000)
-    every = torch.ones(shape, dtype=torch.bool, device=device)
-    z = every.long()
-    stream = Stream(seed, torch.arange(shape[0], device=device))
-    transition = Transition(
-        tokens=z, seen=z, revise=every, inspect=~every, vocab_size=len(law), signal_t=signal_t, signal_s=signal_s,
-        top_p=top_p, boundary="released", convert=False, stream=stream, step=0,
-    )  # fmt: skip
-    features = law.log().float().to(device).expand(*shape, -1)
-    outcome = advance(lambda rows: rows, features, transition)
-    exact = process.reverse_law(support.restrict(law, top_p), torch.tensor(1), signal_t, signal_s)
-    return torch.bincount(outcome.tokens.flatten().cpu(), minlength=len(law)), exact
-
-
-def chi_square(counts: Tensor, law: Tensor) -> float:
-    """The p-value of Pearson's test; 0 where something impossible came."""
-    possible = law > 0
-    if counts[~possible].any():
-        return 0.0
-    expected = law[possible] * counts.sum()
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    freedom = torch.tensor(float(possible.sum() - 1), dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2)) if freedom else 1.0

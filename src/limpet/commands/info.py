@@ -6,26 +6,19 @@ from typing import Any, Literal
 
 import tyro
 
-from limpet.commands import out, print_json
+from limpet.commands import IN_FLOAT32, Somewhere, out, print_json
 from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
-from limpet.denoisers.duo import Duo
-from limpet.process import EPS
+from limpet.engine.process import EPS
 
 
 def describe(model: Denoiser) -> dict[str, Any]:
     """Everything worth knowing about a model before trusting a number that came from it."""
-    told: dict[str, str] = getattr(model, "info", {})
-    about: dict[str, Any] = {"name": model.name, "digest": model.digest, **told}
-    if isinstance(model, Duo):
-        sizes = [parameter.numel() for parameter in model.network.parameters()]
-        about |= {
-            "parameters": sum(sizes),
-            "tensors": len(sizes),
-            "shape": model.network.shape.to_dict(),
-            "precision": model.precision,
-        }
-    return about | {
+    return {
+        "name": model.name,
+        "digest": model.digest,
+        **model.info,
+        "precision": model.precision,
         "vocab_size": model.vocab_size,
         "length": model.length,
         "device": str(model.device),
@@ -42,9 +35,8 @@ def run(
     /,
     *,
     weights: Literal["ema", "raw"] = "ema",
-    precision: Literal["float32", "bfloat16"] = "float32",
     revision: str | None = None,
-    device: str | None = None,
+    where: Somewhere = IN_FLOAT32,
     json: bool = False,
 ) -> None:
     """Load a model and say what it is: where it came from, its digest, sizes, noise schedule and tokenizer.
@@ -54,14 +46,13 @@ def run(
     $ limpet info runs/duo.ckpt --weights raw
 
     Args:
-        model: a built-in name, a folder, a .safetensors or .ckpt file, owner/name on the hub, or an exact source
+        model: built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or ./my.py:factory
         weights: of a training checkpoint, its running average or its own weights
-        precision: what the blocks run in; the digest covers the weights as they are run
         revision: a commit, branch or tag on the hub
-        device: where to put it; a GPU where there is one, unless told
         json: print one JSON document
     """
-    about = describe(load(model, device=device, precision=precision, weights=weights, revision=revision))
+    options = {} if weights == "ema" else {"weights": weights}  # not every family has two
+    about = describe(load(model, device=where.device, precision=where.resolved, revision=revision, **options))
     if json:
         print_json(about)
         return

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from limpet.commands import DEFAULT_MODEL, Precision, err, precision_on
-from limpet.denoisers.catalog import load
+from limpet import samplers
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, Where, arms, err
 from limpet.denoisers.exact import Source
 from limpet.denoisers.files import builtin_names
 from limpet.denoisers.sources import SOURCES
 from limpet.errors import LimpetError, extra
-from limpet.judges import has_builtin, load_judge
-from limpet.policy import Policy
+from limpet.samplers import Sampler
 from limpet.samples import sample
-from limpet.view.jobs import Limits
-from limpet.view.server import LOOPBACK, SETTINGS, application
+from limpet.view.queue import Limits
 
 LIMITS = Limits()
 
 
 def run(
     models: tuple[str, ...] = (),
-    host: str = LOOPBACK[0],
+    arm: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=f"what the page starts with: {ARM_HELP}")
+    ] = (),
+    host: str = "127.0.0.1",
     port: int = 8787,
     judge: str = "auto",
-    device: str | None = None,
-    precision: Precision = "auto",
+    where: Somewhere = HERE,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
 ) -> None:
-    """Serve the playground: choose a model and samplers, and watch the steps. It stops with Ctrl-C.
+    """Serve the playground: choose a model and samplers, and watch the calls. It stops with Ctrl-C.
 
     $ limpet serve
+    $ limpet serve --arm native --arm "crs budget=.25" --arm ./mine.py:Mine
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
 
@@ -43,38 +43,35 @@ def run(
         port: where it listens; 0 takes any that is free
         judge: what scores the texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
             mini-judge where it is
-        device: cpu, cuda, ...; a GPU where there is one
-        precision: what the networks run in; auto is bfloat16 where the device has it
         limits: what requests may take
     """
-    uvicorn: Any = extra("uvicorn", "serve")
+    for module in ("pydantic", "starlette", "uvicorn"):
+        extra(module, "serve")
+    import uvicorn
+
+    from limpet.view.server import CALLS, SETTINGS, application, listen
+
+    first = arms(arm, min(CALLS, limits.calls))
+    offered = on_offer(first)
     names = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
-    kind = precision_on(device, precision)
-    loaded = {name: load(name, device=device, precision=kind) for name in names}
-    wanted = judge if judge != "auto" else "mini-judge" if has_builtin() else "none"
-    needs = any(not isinstance(model, Source) for model in loaded.values())
-    scorer = load_judge(wanted, device) if needs and wanted != "none" else None
-    sample(loaded[names[0]], Policy(nfe=2), n=1)  # the first call of a network is its slowest
-    app = application(loaded, scorer, limits, host)
+    loaded = {name: where.load(name) for name in names}
+    judged = any(not isinstance(model, Source) for model in loaded.values())
+    scorer = Where(where.device, "float32").judge(judge) if judged else None
+    sample(loaded[names[0]], samplers.parse("native nfe=2")[1], n=1)  # the first call of a network is its slowest
+    app = application(loaded, scorer, limits, host, first, offered)
     listener = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     err.print(f"limpet serves {', '.join(names)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
     uvicorn.Server(uvicorn.Config(app, **SETTINGS)).run([listener])
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address, or a sentence that says why there is none."""
-    listener: socket.socket | None = None
-    try:
-        if not 0 <= port < 2**16:
-            raise OverflowError("a port is a number from 0 to 65535")
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(512)
-    except (OSError, OverflowError) as error:
-        if listener is not None:
-            listener.close()
-        raise LimpetError(f"{host} port {port} cannot be used ({error}): choose another with --host, --port") from error
-    return listener
+def on_offer(first: dict[str, Sampler]) -> dict[str, type[Sampler]]:
+    """The samplers that requests may name: all that have a name, and those of the first arms under their own."""
+    offered = samplers.available()
+    for sampler in first.values():
+        kind = type(sampler)
+        if kind not in offered.values():
+            if kind.__name__ in offered:
+                raise LimpetError(f"two samplers are called {kind.__name__} here: give one of them another name")
+            offered[kind.__name__] = kind
+    return offered

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from limpet.commands import err, out, print_json, progress_bar
+from limpet.commands import IN_FLOAT32, Somewhere, err, out, print_json, progress_bar
 from limpet.errors import LimpetError
 from limpet.lab import files, report, units
-from limpet.lab.bench import Bench
 from limpet.lab.places import Place
 from limpet.lab.places.local import local
 from limpet.lab.places.processes import processes
@@ -24,9 +26,12 @@ from limpet.lab.results import collect
 from limpet.lab.run import Progress, Summary
 from limpet.lab.run import run as run_study
 from limpet.lab.run import status as study_status
+from limpet.lab.shelf import Shelf
 from limpet.lab.store import Store
 from limpet.lab.study import Study
 from limpet.studies import PRESETS, STUDIES, sized, study
+
+T = TypeVar("T")
 
 
 def run(
@@ -39,11 +44,11 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     shard: str = "1/1",
-    device: str | None = None,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    where: Somewhere = IN_FLOAT32,
     n: int | None = None,
     prompts: str | None = None,
     threads: int | None = None,
+    from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
     out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reports"),
     json: bool = False,
 ) -> int:
@@ -66,55 +71,52 @@ def run(
         workers: how many; as many as there are devices unless told
         address: of a running Ray cluster; one is started here unless told
         shard: i/n runs the i-th of n parts, for any scheduler
-        device: cpu, cuda, ...; a GPU where there is one
-        precision: what the networks run in
         n: samples in a shard, in place of the preset's
         prompts: a text file, one prompt a line, for the fixed-prefix studies
         threads: of torch in each worker on the CPU
+        from_folder: reports that were written before, to write them anew from their numbers instead of the store
         out_folder: where reports are written
         json: print one JSON document
     """
     if action == "list":
         return _list(json)
     # Where workers load their own models, these are only looked at: they need no GPU.
-    bench = Bench(device if on == "local" else "cpu", precision)
+    device = where.device
+    shelf = Shelf(device if on == "local" else "cpu", where.resolved)
     names = list(STUDIES) if name == "all" else [name]
     chosen = [
-        files.load(one, bench if action == "run" else None) if one.endswith(".toml") else
+        files.load(one, shelf if action == "run" else None) if one.endswith(".toml") else
         study(one, sized(preset, n, prompts))
         for one in names
     ]  # fmt: skip
-    place = _place(on, workers, address, device, bench)
+    place = _place(on, workers, address, device, shelf)
     kept = Store(store)
     if action == "status":
         return _status(kept, chosen, json)
     if action == "report":
-        return _report(kept, chosen, out_folder, json)
+        return _report(kept, chosen, from_folder, out_folder, json)
     part = _part(shard)
     if threads is None and on == "processes":
         threads = max(1, (os.cpu_count() or 1) // len(_devices(workers, device)))
     for one in chosen:  # what is missing for the last is said before the first is begun
-        units.resolve(one, bench)
-    summaries = {}
-    for one in chosen:
-        summaries[units.name(one)] = _run(one, kept, place, bench, part, threads)
+        units.resolve(one, shelf)
+    summaries = {units.name(one): _run(one, kept, place, shelf, part, threads) for one in chosen}
     if json:
-        print_json({name: summary.to_dict() for name, summary in summaries.items()})
+        print_json({name: asdict(summary) for name, summary in summaries.items()})
     return int(any(summary.failed for summary in summaries.values()))
 
 
-def _run(one: Study, kept: Store, place: Place, bench: Bench, part: tuple[int, int], threads: int | None) -> Summary:
+def _run(one: Study, kept: Store, place: Place, shelf: Shelf, part: tuple[int, int], threads: int | None) -> Summary:
     begun = time.monotonic()
     with progress_bar() as bar:
         task = bar.add_task(one.name, total=None, detail="")
-        cells: dict[str, int] = {}
+        cells: set[str] = set()  # that are worked on
 
         def tell(progress: Progress) -> None:
-            event = progress.event
             detail = "units"
-            if event is not None:
+            if (event := progress.event) is not None:
                 if event.error is None:
-                    cells[event.cell] = cells.get(event.cell, 0) + 1
+                    cells.add(event.cell)
                 else:
                     err.print(f"{event.cell}, seed {event.seed} failed: {event.error}", style="red", markup=False)
                 left = "" if progress.left is None else f" · {_time(progress.left)} left"
@@ -122,7 +124,7 @@ def _run(one: Study, kept: Store, place: Place, bench: Bench, part: tuple[int, i
             bar.update(task, completed=progress.done, total=progress.total, detail=detail)
 
         try:
-            summary = run_study(one, kept, place, bench, part=part, threads=threads, tell=tell)
+            summary = run_study(one, kept, place, shelf, part=part, threads=threads, tell=tell)
         except KeyboardInterrupt:
             err.print("stopped: every finished unit is kept, and the same command goes on from there", markup=False)
             raise
@@ -135,11 +137,11 @@ def _run(one: Study, kept: Store, place: Place, bench: Bench, part: tuple[int, i
 
 
 def _list(json: bool) -> int:
+    sizes = {name: preset.about for name, preset in PRESETS.items()}
     if json:
-        sizes = {name: preset.about for name, preset in PRESETS.items()}
         print_json({"studies": STUDIES, "presets": sizes})
         return 0
-    for title, rows in (("study", STUDIES), ("preset", {name: preset.about for name, preset in PRESETS.items()})):
+    for title, rows in (("study", STUDIES), ("preset", sizes)):
         view = Table(title, "what it is", box=None)
         for row in rows.items():
             view.add_row(*map(escape, row))
@@ -147,14 +149,21 @@ def _list(json: bool) -> int:
     return 0
 
 
-def _status(kept: Store, chosen: list[Study], json: bool) -> int:
-    found: list[dict[str, Any]] = []
+def _each(chosen: list[Study], find: Callable[[Study], T]) -> tuple[list[T], list[str]]:
+    """What is found of each study, and why of others nothing is; of a single one, that is an error."""
+    found, skipped = [], []
     for one in chosen:
         try:
-            found.append(study_status(kept, units.name(one)))
-        except LimpetError:
+            found.append(find(one))
+        except LimpetError as error:
             if len(chosen) == 1:
                 raise
+            skipped.append(str(error))
+    return found, skipped
+
+
+def _status(kept: Store, chosen: list[Study], json: bool) -> int:
+    found, _ = _each(chosen, lambda one: study_status(kept, units.name(one)))
     if json:
         print_json(found)
         return 0
@@ -168,15 +177,11 @@ def _status(kept: Store, chosen: list[Study], json: bool) -> int:
     return 0
 
 
-def _report(kept: Store, chosen: list[Study], folder: Path, json: bool) -> int:
-    found, skipped = [], []
-    for one in chosen:
-        try:
-            found.append(collect(one, kept))
-        except LimpetError as error:
-            if len(chosen) == 1:
-                raise
-            skipped.append(str(error))
+def _report(kept: Store, chosen: list[Study], written: Path | None, folder: Path, json: bool) -> int:
+    """From the store, or from reports that were written."""
+    found, skipped = _each(
+        chosen, lambda one: report.read(one, written / units.name(one)) if written else collect(one, kept)
+    )
     pages = [report.write(results, folder / units.name(results.study)) for results in found]
     if len(chosen) > 1:
         sections = [report.section(results) for results in found]
@@ -191,15 +196,12 @@ def _report(kept: Store, chosen: list[Study], folder: Path, json: bool) -> int:
     return int(bool(skipped))
 
 
-def _place(on: str, workers: int | None, address: str | None, device: str | None, bench: Bench) -> Place:
+def _place(on: str, workers: int | None, address: str | None, device: str | None, shelf: Shelf) -> Place:
     if workers is not None and workers < 1:
         raise LimpetError(f"workers is {workers}; it takes one or more")
-    places = {
-        "local": lambda: local(device, bench),
-        "processes": lambda: processes(_devices(workers, device)),
-        "ray": lambda: on_ray(address, workers, device),
-    }
-    return places[on]()
+    if on == "local":
+        return local(device, shelf)
+    return on_ray(address, workers, device) if on == "ray" else processes(_devices(workers, device))
 
 
 def _devices(workers: int | None, device: str | None) -> list[str | None]:
@@ -218,6 +220,4 @@ def _part(shard: str) -> tuple[int, int]:
 
 
 def _time(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:")

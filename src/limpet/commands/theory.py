@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +11,8 @@ import tyro
 from rich.table import Table
 
 from limpet.commands import err, out, print_json, progress_bar
-from limpet.errors import LimpetError
-from limpet.theory import STATEMENTS, Row, Statement
+from limpet.errors import unknown
+from limpet.theory import STATEMENTS, Sides
 
 STYLES = {"VIOLATED": "bold red", "below": "cyan", "above": "cyan"}
 
@@ -39,16 +36,21 @@ def run(
         json: print one JSON document
         figures: a folder to draw each statement into, as NAME.png
     """
-    chosen = STATEMENTS if name is None else {name: _named(name)}
-    found: dict[str, list[Row]] = {}
+    if name is not None and name not in STATEMENTS:
+        raise unknown("there is no statement", name, STATEMENTS)
+    chosen = STATEMENTS if name is None else {name: STATEMENTS[name]}
+    found: dict[str, list[Sides]] = {}
     drawn: dict[str, str] = {}
-    with _one_thread(), progress_bar() as bar:
+    torch.set_num_threads(1)  # the tensors are so small that threads would only wait for each other
+    with progress_bar() as bar:
         task = bar.add_task("", total=len(chosen), detail="")
         for key, statement in chosen.items():
             bar.update(task, description=key)
-            found[key] = statement.rows()
+            found[key] = statement.sides()
             if figures is not None:
-                drawn[key] = str(_draw(statement, figures / f"{key}.png"))
+                figures.mkdir(parents=True, exist_ok=True)
+                drawn[key] = str(figures / f"{key}.png")
+                statement.figure().savefig(drawn[key], dpi=120)
             bar.advance(task)
     if json:
         print_json({"statements": [_document(key, found[key], drawn.get(key)) for key in chosen]})
@@ -60,7 +62,7 @@ def run(
     return int(any(row.verdict == "VIOLATED" for rows in found.values() for row in rows))
 
 
-def table(key: str, rows: list[Row]) -> Table:
+def table(key: str, rows: list[Sides]) -> Table:
     """One statement's rows; a Monte Carlo figure's slack carries its standard error."""
     statement = STATEMENTS[key]
     made = Table(title=f"{key}: {statement.says} ({statement.where})", title_justify="left", title_style="bold")
@@ -78,32 +80,7 @@ def table(key: str, rows: list[Row]) -> Table:
     return made
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tensors are so small that threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _named(name: str) -> Statement:
-    if name in STATEMENTS:
-        return STATEMENTS[name]
-    near = difflib.get_close_matches(name, STATEMENTS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(STATEMENTS)}"
-    raise LimpetError(f"there is no statement {name!r}; {hint}")
-
-
-def _draw(statement: Statement, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    statement.figure().savefig(path, dpi=120)
-    return path
-
-
-def _document(key: str, rows: list[Row], drawn: str | None) -> dict[str, Any]:
+def _document(key: str, rows: list[Sides], drawn: str | None) -> dict[str, Any]:
     statement = STATEMENTS[key]
     listed = [{**row._asdict(), "slack": row.slack, "verdict": row.verdict} for row in rows]
     for one in listed:  # JSON knows no infinity: it is written as a string

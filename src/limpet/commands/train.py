@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 from limpet.commands import err, out, print_json, progress_bar
+from limpet.denoisers.files import usable_device
 from limpet.errors import LimpetError
 from limpet.training import recipe as recipes
 from limpet.training.data import open_text, prepare
@@ -71,7 +71,7 @@ def run(
             if now.validation is not None:
                 err.print(detail, markup=False)
 
-        train(plan, text, folder, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), report)
+        train(plan, text, folder, usable_device(device), report)
     if json:
         print_json(asdict(last[0]) if last else {})
     else:

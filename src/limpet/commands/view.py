@@ -9,6 +9,7 @@ import tyro
 
 from limpet.commands import err
 from limpet.errors import LimpetError
+from limpet.files import write_whole
 from limpet.view import page
 from limpet.view.trajectory import Trajectory, same_randomness
 
@@ -23,7 +24,7 @@ def run(
     """Write one HTML page that shows trajectories side by side. It holds all it needs and reaches no network.
 
     $ limpet sample --n 1 --record crs.limpet
-    $ limpet sample --n 1 --horizon 0 --record native.limpet
+    $ limpet sample --n 1 --arm native --record native.limpet
     $ limpet view native.limpet crs.limpet -o page.html
 
     Args:
@@ -34,10 +35,7 @@ def run(
     if not files:
         raise LimpetError("there is nothing to view: name one or more trajectories (`limpet sample --record FILE`)")
     trajectories = [Trajectory.load(path) for path in files]
-    try:
-        out_file.write_text(page.self_contained(trajectories, title), encoding="utf-8")
-    except OSError as error:
-        raise LimpetError(f"{out_file} cannot be written ({error.strerror}): name another file") from error
+    write_whole(out_file, page.self_contained(trajectories, title))
     err.print(f"wrote {out_file}: open it in a browser", markup=False)
     if not same_randomness([trajectory.header for trajectory in trajectories]):
         err.print("these trajectories do not share model, seed, sample and length: the page says so", markup=False)

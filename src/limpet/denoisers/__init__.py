@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from limpet.process import LOG_LINEAR, Schedule
+from limpet.engine.process import LOG_LINEAR, Schedule
 
 Needed = Callable[[], Tensor | None]  # flat positions (R,), ascending, whose features will be read; None for all
 
@@ -22,19 +23,28 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
+def tokenizer_digest(tokenizer: Tokenizer | None) -> str | None:
+    """What tells tokenizers apart: those with equal digests read the same ids as the same text. None where it is not
+    known."""
+    return getattr(tokenizer, "digest", None)
+
+
 class Denoiser(ABC):
     """A model of clean tokens given noisy ones, in two parts.
 
     The body sees the whole sequence; the head turns one position's features into logits over the vocabulary.
-    They are apart so that a sampler can run the head only where it needs a law."""
+    They are apart so that a sampler can run the head only where it needs a law. A subclass must say the first four;
+    `engine.path.check` holds every model to that before its first call."""
 
+    name: str
+    digest: str  # of everything that decides its output
     vocab_size: int
     length: int  # the length it samples unless told otherwise
     predicts: Literal["leave-one-out", "posterior"] = "leave-one-out"
     schedule: Schedule = LOG_LINEAR
     tokenizer: Tokenizer | None = None
-    digest: str  # of everything that decides its output
-    name: str
+    precision: str = "float32"  # what it computes in
+    info: Mapping[str, Any] = MappingProxyType({})  # what else is worth knowing of it: where it came from, its sizes
 
     @property
     def device(self) -> torch.device:
@@ -57,3 +67,25 @@ class Denoiser(ABC):
     def logits(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         """(B, L), one time or (B,) times -> (B, L, V) float32."""
         return self.head(self.body(tokens, t)).float()
+
+
+class Wrapped(Denoiser):
+    """A denoiser that does and says what another does, until a subclass changes something."""
+
+    def __init__(self, inner: Denoiser) -> None:
+        self.inner = inner
+        for name in Denoiser.__annotations__:
+            setattr(self, name, getattr(inner, name, None))
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return self.inner.body(tokens, t)
+
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+        return self.inner.body_at(tokens, t, needed)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.inner.head(features)

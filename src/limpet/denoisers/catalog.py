@@ -1,18 +1,101 @@
-"""Every denoiser by name: exact sources, built-in models, files, the hub."""
+"""The one door to every denoiser: exact sources, built-in models, files, the hub, other packages, a Python file."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from limpet import registry
 from limpet.denoisers import Denoiser, files, sources
+from limpet.engine.path import check
+from limpet.errors import LimpetError
+
+GROUP = "limpet.models"
 
 
-def load(name: str | os.PathLike[str], **options: Any) -> Denoiser:
+def load(
+    name: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    precision: str = "float32",
+    revision: str | None = None,
+    **options: Any,
+) -> Denoiser:
     """A model by name: "mini" or another built-in one, "exact:words" or another source whose law is known, a folder,
-    a .safetensors or .ckpt file, or "owner/name" on the hub.
+    a .safetensors or .ckpt file, "owner/name" on the hub, what another package calls a model of its own, or
+    "./my.py:factory" for what a function of that file makes.
 
-    Options are those of `limpet.denoisers.files.load`: device, precision, weights, revision. An exact source
-    computes in float64 on the CPU whatever they say."""
+    device: a GPU where there is one, unless told. precision: what a network runs in. revision: a commit, branch or
+    tag on the hub. Other options are the family's own: a Duo checkpoint takes weights="raw" for its own weights instead
+    of their running average. An exact source computes in float64 on the CPU whatever they say."""
     text = os.fspath(name)
-    return sources.source(text) if text.startswith("exact:") else files.load(name, **options)
+    if text.startswith("exact:"):
+        return sources.source(text)
+    options |= {"device": files.usable_device(device), "precision": precision}
+    if registry.is_file(text) and revision is None:
+        return _make(text, registry.from_file(text), None, options)
+    found = files.find(name, revision)
+    if found is None:
+        return _make(text, _offered(text), None, options)
+    try:
+        model = _make(text, _family(found.folder), found.path, options)
+    except LimpetError as error:
+        if found.origin == "built in" and str(found.folder) in str(error):  # not if something else was asked wrongly
+            raise LimpetError(f"the built-in model {text!r} is damaged: {error}, or install again") from error
+        raise
+    with suppress(AttributeError):  # a model may insist on a name of its own
+        model.name = found.name
+    model.info = {"source": found.origin, **model.info}
+    return model
+
+
+def _offered(name: str) -> Any:
+    """What another package makes models with, by the name that it offers."""
+    offered = registry.installed(GROUP)
+    if name not in offered:
+        raise LimpetError(
+            f"no model {name!r}: it is neither built in ({', '.join(files.builtin_names()) or 'none is installed'}), "
+            "nor a path that exists, nor a hub name like owner/name, nor offered by another package "
+            f"({', '.join(offered) or 'none offers any'})"
+        )
+    return registry.find("model", GROUP, {}, name)
+
+
+def _family(folder: Path) -> Any:
+    """What makes models of the kind that a folder's config.json names; Duo's where it names none."""
+    kind = files.read_config(folder).get("model_type", "duo")
+    known = {**registry.installed(GROUP), **files.FAMILIES}
+    if kind not in known and kind.lower() not in known:
+        raise LimpetError(
+            f"{folder / 'config.json'} has model_type {kind!r}, and the families known here are {', '.join(known)}: "
+            f"install the package that offers it (entry point {GROUP})"
+        )
+    return registry.find("model", GROUP, files.FAMILIES, kind if kind in known else kind.lower())
+
+
+def _make(name: str, factory: Any, folder: Path | None, options: dict[str, Any]) -> Denoiser:
+    """What a factory makes, if it is a factory and makes a denoiser."""
+    if not callable(factory):
+        raise LimpetError(f"{name} is a {type(factory).__name__}, and a model comes from a function that makes it")
+    try:
+        inspect.signature(factory).bind(folder, **options)
+    except (TypeError, ValueError) as error:
+        raise LimpetError(
+            f"{name} cannot be asked for a model ({error}): it takes (folder=None, *, device=None, "
+            'precision="float32"), and what else you give it'
+        ) from error
+    try:
+        model = factory(folder, **options)
+    except LimpetError:
+        raise
+    except Exception as error:
+        raise LimpetError(f"{name} made no model ({registry.said(error, inspect.getmodule(factory))})") from error
+    if not isinstance(model, Denoiser):
+        raise LimpetError(f"{name} made a {type(model).__name__}, and a model is a limpet.Denoiser: return one")
+    check(model)
+    return model

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limpet.denoisers import Denoiser, Needed
-from limpet.denoisers.tensors import STORAGES, digest_of, write_tensors
+from limpet.denoisers.fast import Parts, parts
+from limpet.denoisers.files import (
+    Takes,
+    find_tokenizer,
+    read_config,
+    read_weights,
+    usable_device,
+    weights_in,
+    write_folder,
+)
+from limpet.denoisers.tensors import STORAGES, digest_of, fill
 from limpet.denoisers.text import Tokenizer
+from limpet.engine.process import LOG_LINEAR, SCHEDULES, Schedule
 from limpet.errors import LimpetError
-from limpet.fast import Parts, parts
-from limpet.process import LOG_LINEAR, Schedule
 
 Rows = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples and (R,) places in them
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROTARY = "rotary_emb.inv_freq"  # kept in the files, though no parameter: it tells the heads and can be checked
+MOST_BLOCKS = 512  # far beyond any model of this kind; a file that names a million must not keep us busy
+TAKES: Takes = {
+    "model_type": ('"duo"', lambda value: isinstance(value, str) and value.lower() == "duo"),
+    "causal": ("false", lambda value: value is False),
+    "n_heads": ("a whole number from 1", lambda value: type(value) is int and value > 0),
+    "model_length": ("a whole number from 1", lambda value: type(value) is int and value > 0),
+    "schedule": (" or ".join(SCHEDULES), lambda value: isinstance(value, str) and value in SCHEDULES),
+    "predicts": ("leave-one-out or posterior", lambda value: value in ("leave-one-out", "posterior")),
+}
 
 
 @dataclass(frozen=True)
@@ -38,9 +56,6 @@ class Shape:
     heads: int = 12
     cond: int = 128
     hidden: int = 3072
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class Norm(nn.Module):
@@ -88,9 +103,8 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
-        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
-        frequencies: list[float] = (1.0 / 10000 ** (half / head_width)).tolist()  # float32's rounding, as released
-        self.register_buffer("inv_freq", torch.tensor(frequencies))
+        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")  # there also if the rest is on meta
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (half / head_width))  # float32's rounding, as released
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         position = torch.arange(length, dtype=torch.float32, device=self.inv_freq.device)
@@ -111,19 +125,24 @@ def attend(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor], causal: bool 
     return mixed.transpose(1, 2).flatten(2)
 
 
-class Block(nn.Module):
+class Layers(nn.Module):
+    """What every transformer block here is made of: attention and MLP, each with a norm before it."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = Norm(width)
+        self.attn_qkv = Linear(width, 3 * width, bias=False)
+        self.attn_out = Linear(width, width, bias=False)
+        self.norm2 = Norm(width)
+        self.mlp = nn.Sequential(Linear(width, hidden), nn.GELU(approximate="tanh"), Linear(hidden, width))
+
+
+class Block(Layers):
     """Attention and MLP, each modulated by the noise level on the way in and gated on the way out."""
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.heads = shape.heads
-        self.norm1 = Norm(shape.width)
-        self.attn_qkv = Linear(shape.width, 3 * shape.width, bias=False)
-        self.attn_out = Linear(shape.width, shape.width, bias=False)
-        self.norm2 = Norm(shape.width)
-        self.mlp = nn.Sequential(
-            Linear(shape.width, shape.hidden), nn.GELU(approximate="tanh"), Linear(shape.hidden, shape.width)
-        )
+        super().__init__(shape.width, shape.heads, shape.hidden)
         self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
 
     def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], at: Rows | None = None) -> Tensor:
@@ -208,12 +227,18 @@ class Network(nn.Module):
     def forward(self, tokens: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.body(tokens, sigma))
 
-    def set_precision(self, dtype: torch.dtype) -> Network:
-        """Store the linear maps of blocks and output in `dtype`; norms, embedding and sigma map stay float32."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.to(dtype)
-        return self
+
+def set_precision(network: nn.Module, dtype: torch.dtype) -> None:
+    """Store the linear maps of blocks and output in `dtype`; norms, embedding and sigma map stay float32."""
+    for module in network.modules():
+        if isinstance(module, Linear):
+            module.to(dtype)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    if precision not in PRECISIONS:
+        raise LimpetError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    return PRECISIONS[precision]
 
 
 class Duo(Denoiser):
@@ -232,19 +257,19 @@ class Duo(Denoiser):
         tokenizer: Tokenizer | None = None,
         schedule: Schedule = LOG_LINEAR,
         predicts: Literal["leave-one-out", "posterior"] = "leave-one-out",
-        precision: Literal["float32", "bfloat16"] = "float32",
-        info: Mapping[str, str] | None = None,
+        precision: str = "float32",
+        info: Mapping[str, Any] | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise LimpetError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
-        dtype = PRECISIONS[precision]
+        dtype = dtype_of(precision)
         if network.output_layer.linear.weight.dtype != dtype:  # on a copy: rounding the caller's weights loses them
-            network = copy.deepcopy(network).set_precision(dtype)
+            network = copy.deepcopy(network)
+            set_precision(network, dtype)
         self.network = network
         self.vocab_size, self.length = network.shape.vocab_size, network.shape.length
         self.name, self.tokenizer, self.schedule, self.predicts = name, tokenizer, schedule, predicts
         self.precision = precision
-        self.info = dict(info or {})  # where it came from, in words
+        sizes = [parameter.numel() for parameter in network.parameters()]
+        self.info = {**(info or {}), "parameters": sum(sizes), "tensors": len(sizes), "shape": asdict(network.shape)}
         facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
         self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
         self._parts: dict[torch.device, Parts] = {}
@@ -303,13 +328,64 @@ class Duo(Denoiser):
         float32 loads back bit for bit; bfloat16 and int8 store every matrix smaller, and load back as rounded."""
         if storage not in STORAGES:
             raise LimpetError(f"storage is one of {', '.join(STORAGES)}, not {storage!r}")
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.json").write_text(json.dumps(self.config(), indent=2) + "\n", encoding="utf-8")
-            if self.tokenizer is not None:
-                self.tokenizer.save(folder / "tokenizer.json")
-        except OSError as error:
-            raise LimpetError(f"{folder} could not be written ({error}): name another folder") from error
         state = {f"backbone.{name}": tensor.cpu().float() for name, tensor in self.network.state_dict().items()}
-        write_tensors(folder / "model.safetensors", STORAGES[storage](state))
+        write_folder(Path(folder), self.config(), self.tokenizer, STORAGES[storage](state))
+
+
+# From a folder to a model
+
+
+def make(
+    folder: Path | None = None,
+    *,
+    device: torch.device | str | None = None,
+    precision: str = "float32",
+    weights: Literal["ema", "raw"] = "ema",
+) -> Duo:
+    """A Duo model from a folder, or from one file of weights with or without a config.json beside it.
+
+    Sizes come from the tensors; config.json adds what they cannot tell. The network is laid out without memory and
+    every parameter is assigned from the file, so nothing can be left at an initial value."""
+    if folder is None:
+        raise LimpetError("a Duo model is read from files: give its folder")
+    dtype, place, path = dtype_of(precision), usable_device(device), weights_in(folder)
+    config = read_config(path.parent, TAKES, "a Duo model")
+    state, kept = read_weights(
+        path, weights, lambda stored: [name for name, _ in empty_network(stored, config, path).named_parameters()]
+    )
+    network = empty_network(state, config, path)
+    fill(network, state, path, f"a Duo model of {network.shape.blocks} blocks")
+    set_precision(network, dtype)
+    tokenizer, reason = find_tokenizer(path.parent, network.shape.vocab_size)
+    info = {"file": str(path), "weights": kept, "tokenizer": reason}
+    if "model_length" not in config:
+        info["assumed"] = f"length {network.shape.length}, the released models', as no config.json says"
+    return Duo(
+        network.to(place),
+        name=str(folder),
+        tokenizer=tokenizer,
+        schedule=SCHEDULES[config.get("schedule", "log-linear")],
+        predicts=config.get("predicts", "leave-one-out"),
+        precision=precision,
+        info=info,
+    )
+
+
+def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Network:
+    """The network that has these tensors, names and shapes without memory: its sizes are read off theirs."""
+    anchors = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", "blocks.0.mlp.0.weight")
+    sizes = [tuple(state[name].shape) if name in state else () for name in anchors]
+    if any(len(size) != 2 or min(size) < 1 for size in sizes):
+        raise LimpetError(f"{path} does not hold a Duo model: it lacks the matrices {', '.join(anchors)}")
+    (vocab_size, width), (cond, _), (hidden, _) = sizes
+    blocks = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    if blocks > MOST_BLOCKS:
+        raise LimpetError(f"{path} does not hold a Duo model: it names {blocks} blocks, and {MOST_BLOCKS} is the most")
+    rotary = tuple(state[ROTARY].shape) if ROTARY in state else ()
+    heads = config.get("n_heads") or (width // (2 * rotary[0]) if len(rotary) == 1 and rotary[0] else None)
+    if not heads:
+        raise LimpetError(f'{path} does not tell how many heads its model has: put {{"n_heads": ...}} in a config.json')
+    if width % heads or width // heads % 2:
+        raise LimpetError(f"{path} has width {width}, which {heads} heads do not share evenly: check its config.json")
+    with torch.device("meta"):
+        return Network(Shape(vocab_size, config.get("model_length", Shape.length), width, blocks, heads, cond, hidden))

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from limpet.denoisers import Denoiser
+from limpet.engine.streams import Purpose, Stream
 from limpet.errors import LimpetError
-from limpet.streams import Purpose, Stream
 
 
 class Source(Denoiser):
     """A data law that is known, and its exact denoiser."""
+
+    precision = "float64"
 
     def __init__(self, name: str, vocab_size: int, length: int, parameters: tuple[Tensor, ...]) -> None:
         self.name, self.vocab_size, self.length = name, vocab_size, length
@@ -42,6 +44,10 @@ class Source(Denoiser):
     @abstractmethod
     def log_prob(self, tokens: Tensor) -> Tensor:
         """(B, L) clean tokens -> (B,): their log-probability under the data law."""
+
+    @abstractmethod
+    def conditional(self, tokens: Tensor) -> Tensor:
+        """(B, P) the first clean tokens -> (B, P): the log-probability of each given those before it."""
 
     @abstractmethod
     def draw(self, n: int, seed: int) -> Tensor:
@@ -99,6 +105,14 @@ class Mixture(Source):
         blocks = self._by_mode(self._blocks(tokens)).log().sum(-1) + self.weights.log()
         return blocks.logsumexp(-1).view(len(tokens), -1).sum(-1)
 
+    def conditional(self, tokens: Tensor) -> Tensor:
+        size = self.laws.shape[1]
+        rest = -tokens.shape[1] % size  # the last block may be cut: what is put in its place is cut off again
+        blocks = self._blocks(torch.nn.functional.pad(tokens, (0, rest)))
+        joint = (self._by_mode(blocks).log().cumsum(-1) + self.weights.log()[:, None]).logsumexp(1)  # (P, S)
+        steps = joint - torch.nn.functional.pad(joint, (1, 0))[:, :-1]
+        return steps.reshape(len(tokens), -1)[:, : tokens.shape[1]]
+
     def draw(self, n: int, seed: int) -> Tensor:
         stream = Stream(seed, torch.arange(n))
         which, _ = stream.uniforms(0, torch.arange(self.phrases), Purpose.DATA)
@@ -133,6 +147,10 @@ class Markov(Source):
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         return self.initial[tokens[:, 0]].log() + self.transition[tokens[:, :-1], tokens[:, 1:]].log().sum(-1)
+
+    def conditional(self, tokens: Tensor) -> Tensor:
+        first = self.initial[tokens[:, :1]].log()
+        return torch.cat([first, self.transition[tokens[:, :-1], tokens[:, 1:]].log()], -1)
 
     def draw(self, n: int, seed: int) -> Tensor:
         u, _ = Stream(seed, torch.arange(n)).uniforms(0, torch.arange(self.length), Purpose.DATA)

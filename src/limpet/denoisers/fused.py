@@ -21,7 +21,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.fast import Replay
+from limpet.denoisers.fast import Replay
 
 if TYPE_CHECKING:
     from limpet.denoisers import Needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -22,6 +23,8 @@ PHRASES = 32
 
 class Letters:
     """One token a letter."""
+
+    digest = hashlib.sha256(ALPHABET.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         strange = sorted({letter for letter in text if letter not in ALPHABET})

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from limpet.errors import LimpetError
+from limpet.files import whole
 
 SCALE = ".scale"  # an int8 matrix X has its rows' scales beside it, as X.scale
 
@@ -40,15 +41,12 @@ def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str]) 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     """A safetensors file that appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata={"format": "pt"})
-        partial.chmod(0o644)  # safetensors makes it the owner's alone
-        partial.replace(path)
+        with whole(path) as partial:
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata={"format": "pt"})
+            partial.chmod(0o644)  # safetensors makes it the owner's alone
     except (SafetensorError, OSError) as error:
         raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,15 +83,33 @@ def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return unpacked
 
 
-def _halve(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.bfloat16() if tensor.dim() == 2 else tensor for name, tensor in state.items()}
-
-
 STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
     "float32": dict,
-    "bfloat16": _halve,
+    "bfloat16": lambda state: {name: one.bfloat16() if one.dim() == 2 else one for name, one in state.items()},
     "int8": pack_rows,
 }
+
+
+def fill(network: nn.Module, state: Mapping[str, Tensor], path: Path, what: str) -> None:
+    """Give a network, laid out without memory, every one of its tensors and none else, or say what does not fit.
+
+    What it computes itself, the frequencies of its rotation, a file need not hold; but if it does, they are those."""
+    own = dict(network.named_buffers())
+    state = {**own, **state}
+    expected = network.state_dict()
+    misfits = {"missing": sorted(expected.keys() - state), "unexpected": sorted(state.keys() - expected)}
+    misfits["misshapen"] = [
+        f"{name} {tuple(given.shape)}{'' if given.is_floating_point() else f' of {given.dtype}'} for {tuple(size)}"
+        for name, given, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
+        if given.shape != size or not given.is_floating_point()
+    ]
+    if any(misfits.values()):
+        listed = "; ".join(f"{kind}: {some(names)}" for kind, names in misfits.items() if names)
+        raise LimpetError(f"{path} does not fit {what} ({listed})")
+    if not all(torch.allclose(state[name], buffer, rtol=1e-2) for name, buffer in own.items()):
+        raise LimpetError(f"{path} turns its queries and keys by other frequencies than {what}: it is another model")
+    network.load_state_dict({**state, **own}, assign=True)
+    network.eval().requires_grad_(False)
 
 
 def digest_of(state: Mapping[str, Tensor], facts: Mapping[str, object] | None = None) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from limpet.denoisers import Denoiser
-from limpet.denoisers import Tokenizer as AnyTokenizer
 from limpet.errors import LimpetError
+from limpet.files import write_whole
 
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PADS = ("[PAD]", "<pad>", "<|pad|>")
@@ -41,6 +43,13 @@ class Tokenizer:
             pads = [self._known]  # the released models' [PAD]: one id after the tokenizer's own
         self.special = {name: ids[0] for name, ids in {"eos": ends, "pad": pads}.items() if ids}
 
+    @cached_property
+    def digest(self) -> str:
+        """Of all its ids and what each is written as, and of how they are put together."""
+        decoder = type(self._tokens.decoder).__name__
+        vocabulary = sorted(self._tokens.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return hashlib.sha256(json.dumps([decoder, vocabulary]).encode()).hexdigest()
+
     def encode(self, text: str) -> list[int]:
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise LimpetError("the text holds bytes that are not UTF-8: save or type it as UTF-8")
@@ -54,7 +63,7 @@ class Tokenizer:
         return sum(self._is_silent(int(i)) for i in ids)
 
     def save(self, path: Path) -> None:
-        path.write_text(self._tokens.to_str(pretty=True), encoding="utf-8")
+        write_whole(path, self._tokens.to_str(pretty=True))
 
     def _is_silent(self, token: int) -> bool:
         return token >= self._known or token == self.special.get("pad")
@@ -76,11 +85,3 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer | N
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
         raise LimpetError(f"the tokenizer in {folder} cannot be read ({error}): fetch or copy it again") from error
     return Tokenizer(tokens, vocab_size)
-
-
-def tokenizer_of(model: Denoiser) -> AnyTokenizer:
-    """The model's tokenizer, or a sentence that says why it has none."""
-    if model.tokenizer is None:
-        why = getattr(model, "info", {}).get("tokenizer", "none came with it")
-        raise LimpetError(f"{model.name} needs a tokenizer for text ({why}): put its tokenizer.json beside its weights")
-    return model.tokenizer

@@ -10,9 +10,10 @@ import os
 import pickletools
 import zipfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
+from pickletools import anyobject, markobject
 from typing import Any
 
 import torch
@@ -22,21 +23,9 @@ from limpet.errors import LimpetError
 
 PICKLE_LIMIT = 64 << 20  # bytes of pickle: names and settings alone, a Lightning file's takes a few megabytes
 
-DTYPES = {
-    f"torch.{name}Storage": dtype
-    for name, dtype in {
-        "Float": torch.float32,
-        "Double": torch.float64,
-        "Half": torch.float16,
-        "BFloat16": torch.bfloat16,
-        "Long": torch.int64,
-        "Int": torch.int32,
-        "Short": torch.int16,
-        "Char": torch.int8,
-        "Byte": torch.uint8,
-        "Bool": torch.bool,
-    }.items()
-}
+KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Bool")
+DTYPES: dict[str, torch.dtype] = {f"torch.{kind}Storage": getattr(torch, kind.lower()) for kind in KINDS}
+DTYPES |= {"torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +68,7 @@ def _storage(identity: Any) -> Storage | Inert:
     return Inert() if dtype is None else Storage(str(key), dtype)
 
 
-def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
+def _call(function: Any, arguments: Any) -> Any:
     """What a call in the pickle yields: an empty dict, a tensor, or nothing that can act."""
     match function, arguments:
         case Inert("collections.OrderedDict"), ():
@@ -94,109 +83,75 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
     return Inert()
 
 
-def _append(target: Any, items: list[Any]) -> None:
-    if isinstance(target, list):
-        target.extend(items)
-
-
-def _set(target: Any, items: list[Any]) -> None:
-    # Text keys alone: nothing sought here has others, and hashing what a stranger nested can overflow the stack.
-    if isinstance(target, dict):
-        target.update((key, value) for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str)
+def _named(items: list[Any]) -> dict[str, Any]:
+    """Keys and values in turn as a dict. Text keys alone: nothing sought here has others, and hashing what a stranger
+    nested can overflow the stack."""
+    return {key: value for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str}
 
 
 def walk_pickle(data: bytes | bytearray) -> Any:
-    """The value that a pickle describes, with every class and function in it inert."""
+    """The value that a pickle describes, with every class and function in it inert.
+
+    The standard library knows of each instruction what it takes off the stack and whether it puts something there."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
-
-    def since_mark() -> list[Any]:
-        start = marks.pop()
-        items = stack[start:]
-        del stack[start:]
-        return items
-
     argument: Any
+    made: Any = None
     for opcode, argument, _ in pickletools.genops(bytes(data)):
+        before, after = opcode.stack_before, opcode.stack_after
+        since_mark = markobject in before  # and what stands below the mark, if it takes that too
+        start = marks.pop() - before.index(markobject) if since_mark else len(stack) - len(before)
+        if start < 0:
+            raise ValueError("its pickle takes more than it has")
+        taken = stack[start:]
+        del stack[start:]
         match opcode.name:
-            case "PROTO" | "FRAME" | "STOP":
-                pass
             case "MARK":
                 marks.append(len(stack))
-            case "POP":
-                stack.pop()
-            case "POP_MARK":
-                since_mark()
-            case "DUP":
-                stack.append(stack[-1])
+                continue
             case "PUT" | "BINPUT" | "LONG_BINPUT":
                 memo[int(argument)] = stack[-1]
             case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
+                made = memo[len(memo)] = taken[0]
             case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(memo[int(argument)])
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                stack.append(opcode.name == "NEWTRUE")
-            case "EMPTY_LIST" | "EMPTY_SET":
-                stack.append([])
-            case "LIST" | "FROZENSET":
-                stack.append(since_mark())
-            case "APPEND":
-                item = stack.pop()
-                _append(stack[-1], [item])
-            case "APPENDS" | "ADDITEMS":
-                items = since_mark()
-                _append(stack[-1], items)
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "TUPLE":
-                stack.append(tuple(since_mark()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                marks.append(len(stack) - int(opcode.name[-1]))
-                stack.append(tuple(since_mark()))
-            case "EMPTY_DICT":
-                stack.append({})
-            case "DICT":
-                items = since_mark()
-                stack.append({})
-                _set(stack[-1], items)
-            case "SETITEM":
-                value, key = stack.pop(), stack.pop()
-                _set(stack[-1], [key, value])
-            case "SETITEMS":
-                items = since_mark()
-                _set(stack[-1], items)
+                made = memo[int(argument)]
+            case "DUP":
+                (made,) = taken
+                stack.append(made)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                made = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name]
+            case "EMPTY_LIST" | "EMPTY_SET" | "LIST" | "FROZENSET":
+                made = taken
+            case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                made = tuple(taken)
+            case "EMPTY_DICT" | "DICT":
+                made = _named(taken)
+            case "APPEND" | "APPENDS" | "ADDITEMS":
+                made, *items = taken
+                if isinstance(made, list):
+                    made.extend(items)
+            case "SETITEM" | "SETITEMS":
+                made, *items = taken
+                if isinstance(made, dict):
+                    made.update(_named(items))
             case "GLOBAL":
-                stack.append(Inert(argument.replace(" ", ".")))
+                made = Inert(argument.replace(" ", "."))
             case "STACK_GLOBAL":
-                name, module = stack.pop(), stack.pop()
-                stack.append(Inert(f"{module}.{name}" if type(module) is type(name) is str else ""))
+                made = Inert(".".join(taken) if all(type(part) is str for part in taken) else "")
             case "REDUCE":
-                arguments, function = stack.pop(), stack.pop()
-                stack.append(_call(function, arguments if isinstance(arguments, tuple) else ()))
+                made = _call(*taken)
             case "BINPERSID":
-                stack.append(_storage(stack.pop()))
-            case "BUILD":
-                stack.pop()  # the state is dropped; what it was for stays as it was
-            case "NEWOBJ":
-                del stack[-2:]
-                stack.append(Inert())
-            case "NEWOBJ_EX":
-                del stack[-3:]
-                stack.append(Inert())
-            case "OBJ" | "INST":
-                since_mark()
-                stack.append(Inert())
-            case "EXT1" | "EXT2" | "EXT4" | "PERSID":
-                stack.append(Inert())
+                made = _storage(*taken)
+            case "BUILD" | "STOP":  # a state is dropped; what it was for stays as it was
+                made = taken[0]
             case "NEXT_BUFFER" | "READONLY_BUFFER":
                 raise ValueError("its pickle keeps buffers outside the file")
-            case _:  # every opcode that is left carries its value: a number, text or bytes
-                stack.append(argument)
-    return stack.pop()
+            case _:  # a number, text or bytes, which the instruction carries; or an object of a class
+                made = Inert() if anyobject in after else argument
+        if after:
+            stack.append(made)
+    return made
 
 
 class TorchFile:
@@ -204,28 +159,26 @@ class TorchFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise self._broken(error) from error
-        try:
-            self._size = os.path.getsize(path)
-            self._entries = {entry.filename: entry for entry in self._zip.infolist()}
-            roots = [name.removesuffix("data.pkl") for name in self._entries if name.endswith("/data.pkl")]
-            if len(roots) != 1:
-                raise ValueError(f"it has {len(roots)} entries named data.pkl, not one")
-            self._root = roots[0]
-            if self._root + "byteorder" in self._entries and self._bytes("byteorder", 16) != b"little":
-                raise ValueError("it was written on a big-endian machine")
-            self.tree = walk_pickle(self._bytes("data.pkl", PICKLE_LIMIT))
-        except Exception as error:  # whatever goes wrong while a stranger's file is taken apart is the file's doing
-            self._zip.close()
-            raise self._broken(error) from error
+        with ExitStack() as opened:
+            try:
+                self._zip = opened.enter_context(zipfile.ZipFile(path))
+                self._size = os.path.getsize(path)
+                self._entries = {entry.filename: entry for entry in self._zip.infolist()}
+                roots = [name.removesuffix("data.pkl") for name in self._entries if name.endswith("/data.pkl")]
+                if len(roots) != 1:
+                    raise ValueError(f"it has {len(roots)} entries named data.pkl, not one")
+                self._root = roots[0]
+                if self._root + "byteorder" in self._entries and self._bytes("byteorder", 16) != b"little":
+                    raise ValueError("it was written on a big-endian machine")
+                self.tree = walk_pickle(self._bytes("data.pkl", PICKLE_LIMIT))
+            except Exception as error:  # whatever goes wrong while a stranger's file is taken apart is the file's doing
+                raise self._broken(error) from error
+            opened.pop_all()  # it stays open
 
     def __enter__(self) -> TorchFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._zip.close()
 
     def read(self, wanted: Mapping[str, Stored]) -> dict[str, Tensor]:

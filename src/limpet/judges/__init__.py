@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
-from limpet.denoisers.duo import PRECISIONS
-from limpet.denoisers.files import MINIS, whole_builtin
+from limpet.denoisers import sources
+from limpet.denoisers.duo import dtype_of
+from limpet.denoisers.files import MINIS, read_config, usable_device, whole_builtin
 from limpet.errors import LimpetError
 from limpet.judges.judge import Judge
 from limpet.judges.scores import CONVENTIONS, ScoreCache, Scores, gen_nll
+from limpet.judges.true_law import TrueLaw
 
 BUILTIN = "mini-judge"
 
@@ -21,20 +23,24 @@ def has_builtin() -> bool:
 
 
 def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, precision: str = "float32") -> Judge:
-    """The built-in "mini-judge", a folder, or any causal language model that transformers knows ("gpt2-large").
+    """The built-in "mini-judge", a folder, any causal language model that transformers knows ("gpt2-large"), or an
+    exact source by name, whose true law then judges.
 
     It runs on the GPU if there is one, unless told where. In bfloat16 it is another judge: its digest differs."""
-    from limpet.judges import builtin, hub
+    from limpet.judges import causal, hub
 
-    if precision not in PRECISIONS:
-        raise LimpetError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    folder = whole_builtin(name) if name == BUILTIN else Path(name)
-    if builtin.is_builtin(folder):
-        return builtin.load(name, folder, place, PRECISIONS[precision])
+    dtype = dtype_of(precision)
+    if name.startswith("exact:"):
+        return TrueLaw(sources.source(name))
+    place = usable_device(device)
+    folder = whole_builtin(name) if name == BUILTIN else Path(name).expanduser()
+    if read_config(folder).get("model_type") == "causal":
+        return causal.load(name, folder, place, dtype)
     if name == BUILTIN:
         raise LimpetError(f"the built-in judge in {folder} is damaged: install limpet again, or name another judge")
-    return hub.load(name, place, PRECISIONS[precision])
+    return hub.load(name, place, dtype)
 
 
-__all__ = ["BUILTIN", "CONVENTIONS", "Judge", "ScoreCache", "Scores", "gen_nll", "has_builtin", "load_judge"]
+__all__ = [
+    "BUILTIN", "CONVENTIONS", "Judge", "ScoreCache", "Scores", "TrueLaw", "gen_nll", "has_builtin", "load_judge",
+]  # fmt: skip

@@ -1,14 +1,20 @@
-"""The built-in judge's network: a causal transformer of the Duo family, with no noise level to be told about."""
+"""The built-in judge: a causal transformer of the Duo family, with no noise level to be told about, and its folder."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers.duo import Linear, Norm, Rotary, attend
+from limpet.denoisers.duo import Layers, Linear, Norm, Rotary, attend, set_precision
+from limpet.denoisers.files import read_config
+from limpet.denoisers.tensors import digest_of, fill, read_tensors, unpack_rows
+from limpet.denoisers.text import Tokenizer, read_tokenizer
+from limpet.errors import LimpetError
+from limpet.judges.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -22,23 +28,12 @@ class Shape:
     heads: int
     hidden: int
 
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
 
-
-class Block(nn.Module):
+class Block(Layers):
     """Attention to the past, then the MLP, each behind a norm; dropout only while training."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
-        super().__init__()
-        self.heads = shape.heads
-        self.norm1 = Norm(shape.width)
-        self.attn_qkv = Linear(shape.width, 3 * shape.width, bias=False)
-        self.attn_out = Linear(shape.width, shape.width, bias=False)
-        self.norm2 = Norm(shape.width)
-        self.mlp = nn.Sequential(
-            Linear(shape.width, shape.hidden), nn.GELU(approximate="tanh"), Linear(shape.hidden, shape.width)
-        )
+        super().__init__(shape.width, shape.heads, shape.hidden)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -61,10 +56,8 @@ class Network(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.blocks))
         self.norm_final = Norm(shape.width)
         nn.init.normal_(self.embedding, std=0.02)
-        for name, parameter in self.named_parameters():
-            if name.endswith(
-                ("attn_out.weight", "mlp.2.weight")
-            ):  # small, so that the residual does not grow with depth
+        for name, parameter in self.named_parameters():  # small, so that the residual does not grow with depth
+            if name.endswith(("attn_out.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.blocks) ** 0.5)
 
     def body(self, tokens: Tensor) -> Tensor:
@@ -82,3 +75,39 @@ class Network(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, V) logits; those at position i are of token i + 1."""
         return self.head(self.body(tokens))
+
+
+class CausalJudge(Judge):
+    """Such a network behind the judge's face."""
+
+    def __init__(self, name: str, network: Network, tokenizer: Tokenizer | None) -> None:
+        self.name, self.network, self.tokenizer = name, network, tokenizer
+        self.digest = digest_of(dict(network.named_parameters()), {"context": network.shape.length})
+        self.context, self.vocab_size = network.shape.length, network.shape.vocab_size
+        dtypes = [module.weight.dtype for module in network.modules() if isinstance(module, Linear)]
+        self.precision = str((dtypes or [torch.float32])[0]).removeprefix("torch.")
+        self.eos = tokenizer.special.get("eos") if tokenizer else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.embedding.device
+
+    def body(self, tokens: Tensor) -> Tensor:
+        return self.network.body(tokens)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.network.head(features)
+
+
+def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
+    """Read a judge's folder; in bfloat16 the linear maps of the blocks are rounded, embedding and head are not."""
+    sizes = {key: value for key, value in read_config(folder).items() if key != "model_type"}
+    try:
+        with torch.device("meta"):
+            network = Network(Shape(**sizes))
+    except (TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
+    path = folder / "model.safetensors"
+    fill(network, unpack_rows(read_tensors(path)), path, "the sizes in its config.json")
+    set_precision(network, dtype)
+    return CausalJudge(name, network.to(device), read_tokenizer(folder, network.shape.vocab_size))

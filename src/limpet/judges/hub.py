@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from limpet.denoisers.files import TOKENIZER_FILES, hub_folder
+from limpet.denoisers.files import TOKENIZER_FILES, hub_folder, read_config
 from limpet.denoisers.tensors import digest_of
 from limpet.denoisers.text import Tokenizer, read_tokenizer
 from limpet.errors import LimpetError, extra
@@ -32,6 +31,7 @@ class HubJudge(Judge):
         self.name, self.model, self.tokenizer, self.stated = name, model, tokenizer, stated
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
+        self.precision = str(model.dtype).removeprefix("torch.")
         self.context = int(getattr(config, "max_position_embeddings", None) or UNSTATED)
         end = config.eos_token_id  # None, an id, or some
         self.eos = end if isinstance(end, int) else tokenizer.special.get("eos") if tokenizer else None
@@ -77,16 +77,15 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
     transformers = extra("transformers", "judges")
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        folder = hub_folder(name, None, "config.json", *FILES)
+        folder = hub_folder(name, None, ("config.json",), FILES)
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
-        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
         raise LimpetError(
             f"{name} cannot be loaded as a judge ({' '.join(str(error).split())[:200]}): a judge is mini-judge, or a "
             "folder or hub name of a causal language model in safetensors"
         ) from error
     vocab_size = model.config.get_text_config().vocab_size
-    return HubJudge(name, model.to(device).eval(), read_tokenizer(folder, vocab_size), stated)
+    return HubJudge(name, model.to(device).eval(), read_tokenizer(folder, vocab_size), read_config(folder))

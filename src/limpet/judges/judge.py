@@ -63,6 +63,7 @@ class Judge(ABC):
 
     name: str
     digest: str  # of everything that decides its scores
+    precision: str = "float32"  # what it computes in
     context: int  # ids that it can see at once
     vocab_size: int
     tokenizer: Tokenizer | None = None
@@ -83,10 +84,11 @@ class Judge(ABC):
     @torch.inference_mode()
     def nll(
         self, tokens: Sequence[Any], batch_size: int | None = None, progress: Progress | None = None
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[NDArray[Any]]:
         """For each sequence of ids, -ln p of every id but the first given those before it, in nats: (length - 1,)."""
         ids = [self._checked(sequence) for sequence in tokens]
-        out = [np.empty(max(len(sequence) - 1, 0), np.float32) for sequence in ids]
+        kind = np.float64 if self.precision == "float64" else np.float32
+        out: list[NDArray[Any]] = [np.empty(max(len(sequence) - 1, 0), kind) for sequence in ids]
         work = [window for i, sequence in enumerate(ids) for window in windows(len(sequence), self.context, i)]
         done = 0
         for batch in batches(work, batch_size):
@@ -94,25 +96,20 @@ class Judge(ABC):
             rows = pad_sequence([ids[w.sequence][w.start : w.end] for w in batch], batch_first=True).to(self.device)
             place = torch.arange(1, rows.shape[1])
             scored = torch.stack([(place >= w.first - w.start) & (place < w.end - w.start) for w in batch])
-            scored = scored.to(self.device)
-            nll = self._nll(self.body(rows[:, :-1])[scored], rows[:, 1:][scored])
-            read = 0  # rows of `scored` come window by window
-            for w in batch:
-                out[w.sequence][w.first - 1 : w.end - 1] = nll[read : read + w.end - w.first]
-                read += w.end - w.first
+            nll = self._nll(rows, scored.to(self.device)).cpu()  # window by window
+            for w, part in zip(batch, torch.split(nll, [w.end - w.first for w in batch]), strict=True):
+                out[w.sequence][w.first - 1 : w.end - 1] = part
             done += len(batch)
             if progress:
                 progress(done, len(work))
         return out
 
-    def _nll(self, features: Tensor, targets: Tensor) -> NDArray[np.float32]:
-        """(R, D) features, (R,) targets -> (R,), the head on a few rows at a time."""
-        rows = max(1, LOGITS // self.vocab_size)
-        out = torch.empty(len(targets), device=targets.device)
-        for i in range(0, len(targets), rows):
-            logits = self.head(features[i : i + rows]).float()
-            out[i : i + rows] = F.cross_entropy(logits, targets[i : i + rows], reduction="none")
-        return np.asarray(out.cpu())
+    def _nll(self, rows: Tensor, scored: Tensor) -> Tensor:
+        """(B, L) ids, (B, L - 1) bool: which of them but the first -> (R,), the head on a few at a time."""
+        features, targets = self.body(rows[:, :-1])[scored], rows[:, 1:][scored]
+        rows_at_once = max(1, LOGITS // self.vocab_size)
+        parts = zip(*(torch.split(part, rows_at_once) for part in (features, targets)), strict=True)
+        return torch.cat([F.cross_entropy(self.head(x).float(), ids, reduction="none") for x, ids in parts])
 
     @torch.inference_mode()
     def features(self, tokens: Sequence[Any], batch_size: int | None = None) -> NDArray[np.float32]:

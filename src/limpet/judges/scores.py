@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from limpet.denoisers import Tokenizer
 from limpet.errors import LimpetError
+from limpet.files import whole
 from limpet.judges.judge import Judge, Progress
+from limpet.judges.true_law import TrueLaw
 from limpet.metrics.ngrams import as_ids
 from limpet.stats import by_shard
 
@@ -57,14 +60,8 @@ def boundary(tokenizer: Tokenizer, ids: list[int], prefix: str) -> int:
     prefix = tokenizer.decode(tokenizer.encode(prefix))  # as the tokenizer writes it, should it normalise text
     # Text grows with ids, but for a character cut between ids, which may read as up to three stand-ins. Past this
     # many characters no count can fit.
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if len(tokenizer.decode(ids[:middle])) > len(prefix) + 8:
-            high = middle
-        else:
-            low = middle + 1
-    return next(k for k in range(low, -1, -1) if prefix.startswith(tokenizer.decode(ids[:k])))
+    most = bisect_right(range(len(ids)), len(prefix) + 8, key=lambda k: len(tokenizer.decode(ids[:k])))
+    return next(k for k in range(most, -1, -1) if prefix.startswith(tokenizer.decode(ids[:k])))
 
 
 def _ids(judge: Judge, sample: Any, prefix: Any) -> Reading:
@@ -103,6 +100,16 @@ def _released(judge: Judge, sample: Any, prefix: Any) -> Reading:
     return Reading(ids, (~end | (end.cumsum() == 1))[1:])
 
 
+def _law(judge: Judge, sample: Any, prefix: Any) -> Reading:
+    if not isinstance(judge, TrueLaw):
+        raise LimpetError(f"the convention law is for the true law of an exact source, and {judge.name} is none")
+    before, own = (
+        as_ids(_tokenizer(judge).encode(part) if isinstance(part, str) else part)
+        for part in ([] if prefix is None else prefix, sample)
+    )
+    return _reading(np.concatenate([[judge.start], before, own]), 1 + len(before))
+
+
 class Convention(NamedTuple):
     """A way to read samples, and the sentence that says how."""
 
@@ -130,15 +137,17 @@ CONVENTIONS = {
         ("text", "ids"),
         _released,
     ),
+    "law": Convention("the source's own law, every token counted", ("text", "ids"), _law),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a judge says of each sample, and by which convention."""
+    """What a judge says of each sample: who it is, what it computed in, how it read, what it counted."""
 
     judge: str
-    digest: str
+    digest: str  # of the judge
+    precision: str
     convention: str
     nll: NDArray[np.float64]  # (n,) nats, summed over the ids that count
     tokens: NDArray[np.int64]  # (n,) how many count
@@ -149,6 +158,12 @@ class Scores:
     def mean(self) -> NDArray[np.float64]:
         """Nats per counted id of each sample; NaN where none counts."""
         return np.where(self.tokens > 0, self.nll / np.maximum(self.tokens, 1), np.nan)
+
+    @property
+    def pooled(self) -> float:
+        """Nats per counted id of all samples together: the GenNLL of one shard. NaN where nothing counts."""
+        count = int(self.tokens.sum())
+        return float(self.nll.sum()) / count if count else math.nan
 
     def by_shard(self, shards: Sequence[Any]) -> NDArray[np.float64]:
         """Each shard's GenNLL: nats per counted id, pooled over its samples. Its exponential is the shard's GenPPL."""
@@ -186,9 +201,8 @@ class ScoreCache:
         entry = {"nll": nll.hex(), "seal": self._seal(key, nll), "judge": judge, "convention": convention}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
-                json.dump(entry, file)
-            os.replace(file.name, path)
+            with whole(path) as partial:
+                partial.write_text(json.dumps(entry))
         except OSError as error:
             raise LimpetError(f"scores cannot be kept in {self.folder} ({error}): name another folder") from error
 
@@ -202,7 +216,7 @@ def gen_nll(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """Score samples: lists of ids for the convention "ids", texts for "text", either for "released".
+    """Score samples: lists of ids for the convention "ids", texts for "text", either for "released" and "law".
 
     With `prefixes`, of the same kind, a sample is a continuation, and is scored given its prefix."""
     if convention not in CONVENTIONS:
@@ -216,26 +230,16 @@ def gen_nll(
         if kind not in takes:
             raise LimpetError(f"the convention {convention!r} scores {' or '.join(takes)}, and a sample here is {kind}")
     readings = [read(judge, *pair) for pair in pairs]
-    known: dict[str, float] = {}
-    missing: dict[str, Reading] = {}
-    for reading in readings:
-        digest = reading.digest
-        found = cache.get(digest, judge.digest, convention) if cache else None
-        if found is None:
-            missing[digest] = reading
-        else:
-            known[digest] = found
+    digests = [reading.digest for reading in readings]
+    known = {digest: cache.get(digest, judge.digest, convention) if cache else None for digest in digests}
+    missing = {digest: reading for digest, reading in zip(digests, readings, strict=True) if known[digest] is None}
     values = judge.nll([reading.ids for reading in missing.values()], batch_size, progress)
     for (digest, reading), nll in zip(missing.items(), values, strict=True):
-        known[digest] = float(nll[reading.counted].sum(dtype=np.float64))
+        known[digest] = total = float(nll[reading.counted].sum(dtype=np.float64))
         if cache:
-            cache.put(digest, judge.digest, convention, known[digest])
-    return Scores(
-        judge.name,
-        judge.digest,
-        convention,
-        np.array([known[reading.digest] for reading in readings], dtype=np.float64),
-        np.array([reading.counted.sum() for reading in readings], dtype=np.int64),
-        np.array([reading.dropped for reading in readings], dtype=np.int64),
-        sum(len(reading.ids) > judge.context + 1 for reading in readings),
-    )
+            cache.put(digest, judge.digest, convention, total)
+    nll = np.array([known[digest] for digest in digests], dtype=np.float64)
+    tokens = np.array([reading.counted.sum() for reading in readings], dtype=np.int64)
+    dropped = np.array([reading.dropped for reading in readings], dtype=np.int64)
+    long = sum(len(reading.ids) > judge.context + 1 for reading in readings)
+    return Scores(judge.name, judge.digest, judge.precision, convention, nll, tokens, dropped, long)

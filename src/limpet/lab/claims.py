@@ -8,12 +8,11 @@ inconclusive."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
+from limpet.errors import extra
 from limpet.stats import Estimate
 
 LEVEL = 0.95
@@ -24,11 +23,8 @@ Verdict = Literal["supported", "not supported", "inconclusive"]
 
 
 def student(df: int, level: float = LEVEL) -> float:
-    """The two-sided quantile of Student's t: with t = sqrt(df) tan a, the density of a is cos(a)^(df - 1)."""
-    angle = np.linspace(0, np.pi / 2, 200_001)
-    mass = np.cos(angle) ** (df - 1)
-    cumulated = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
-    return math.sqrt(df) * math.tan(float(np.interp(level * cumulated[-1], cumulated, angle)))
+    """The two-sided quantile of Student's t."""
+    return float(extra("scipy.stats", "lab").t.ppf((1 + level) / 2, df))
 
 
 def interval(estimate: Estimate) -> tuple[float, float]:
@@ -63,18 +59,10 @@ class Finding(NamedTuple):
         return self.wanted if self.paper is None else _signed(self.paper)
 
     def to_dict(self) -> dict[str, Any]:
-        shards = [None if math.isnan(value) else value for value in self.estimate.values.tolist()]
-        mean, se = ((None if math.isnan(value) else value) for value in (self.estimate.mean, self.estimate.se))
         return {
-            "name": self.name, "mean": mean, "se": se, "shards": shards, "reasons": list(self.estimate.reasons),
+            "name": self.name, **self.estimate.to_dict(), "reasons": list(self.estimate.reasons),
             "wanted": self.wanted, "outcome": self.outcome, "paper": self.paper,
         }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Finding:
-        values = np.array([math.nan if value is None else value for value in stored["shards"]], dtype=np.float64)
-        estimate = Estimate(values, tuple(stored["reasons"]))
-        return cls(stored["name"], estimate, stored["wanted"], stored["outcome"], stored["paper"])
 
 
 def _signed(value: float) -> str:
@@ -82,24 +70,22 @@ def _signed(value: float) -> str:
 
 
 def below(name: str, estimate: Estimate, bound: float = 0.0, paper: float | None = None) -> Finding:
-    low, high = interval(estimate)
-    return Finding(name, estimate, f"below {bound:g}", _outcome(high < bound, low > bound), paper)
+    return _finding(name, estimate, f"below {bound:g}", (-math.inf, bound), paper)
 
 
 def above(name: str, estimate: Estimate, bound: float = 0.0, paper: float | None = None) -> Finding:
-    low, high = interval(estimate)
-    return Finding(name, estimate, f"above {bound:g}", _outcome(low > bound, high < bound), paper)
+    return _finding(name, estimate, f"above {bound:g}", (bound, math.inf), paper)
 
 
 def within(name: str, estimate: Estimate, bound: float, paper: float | None = None) -> Finding:
     """No further than `bound` from zero."""
+    return _finding(name, estimate, f"within {bound:g} of 0", (-bound, bound), paper)
+
+
+def _finding(name: str, estimate: Estimate, words: str, side: tuple[float, float], paper: float | None) -> Finding:
     low, high = interval(estimate)
-    outcome = _outcome(max(-low, high) < bound, low > bound or high < -bound)
-    return Finding(name, estimate, f"within {bound:g} of 0", outcome, paper)
-
-
-def _outcome(holds: bool, fails: bool) -> Outcome:
-    return "holds" if holds else "fails" if fails else "open"
+    holds, fails = side[0] < low and high < side[1], low > side[1] or high < side[0]
+    return Finding(name, estimate, words, "holds" if holds else "fails" if fails else "open", paper)
 
 
 @dataclass(frozen=True)
@@ -141,10 +127,6 @@ class Claim:
         findings = [finding.to_dict() for finding in self.findings]
         return {"where": self.where, "text": self.text, "verdict": self.verdict, "findings": findings}
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Claim:
-        return cls(stored["where"], stored["text"], tuple(map(Finding.from_dict, stored["findings"])))
-
 
 def _range(values: Sequence[float]) -> str:
     known = [value for value in values if not math.isnan(value)]
@@ -154,5 +136,5 @@ def _range(values: Sequence[float]) -> str:
     return f"{_signed(min(known))} to {_signed(max(known))}{missing}"
 
 
-def claim(where: str, text: str, findings: Sequence[Finding]) -> Claim:
+def claim(where: str, text: str, findings: Iterable[Finding]) -> Claim:
     return Claim(where, text, tuple(findings))

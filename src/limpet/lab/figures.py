@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 from limpet.errors import extra
@@ -22,24 +21,13 @@ SIZE = (4.6, 3.6)  # inches, one panel
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """A figure of a study."""
-    canvas = extra("matplotlib.figure", "figures")
-
-    def sheet() -> Any:
+    """{"svg": ..., "png": ...} of a figure: equal figures give equal bytes."""
+    matplotlib, canvas = extra("matplotlib", "figures"), extra("matplotlib.figure", "figures")
+    out = {}
+    with matplotlib.rc_context({"svg.hashsalt": figure.name, "svg.fonttype": "path", "font.size": 9}):
         made = canvas.Figure(figsize=(SIZE[0] * len(figure.panels), SIZE[1]), layout="constrained")
         for axes, panel in zip(made.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
             _panel(axes, panel)
-        return made
-
-    return saved(figure.name, sheet)
-
-
-def saved(name: str, sheet: Callable[[], Any], **settings: Any) -> dict[str, bytes]:
-    """{"svg": ..., "png": ...} of what is drawn under these settings: equal figures give equal bytes."""
-    matplotlib = extra("matplotlib", "figures")
-    out = {}
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "font.size": 9, **settings}):
-        made = sheet()
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             file = io.BytesIO()
             made.savefig(file, format=kind, dpi=150, metadata=metadata)
@@ -51,8 +39,14 @@ def _panel(axes: Any, panel: Panel) -> None:
     ticker = extra("matplotlib.ticker", "figures")
     noted = [series for series in panel.series if series.notes]
     for i, series in enumerate(panel.series):
-        colour, marker, line = STYLES[i % len(STYLES)]
+        colour, marker, line = STYLES[(i if series.style is None else series.style) % len(STYLES)]
         error = [0.0 if e != e else e for e in series.y_error] or None
+        if panel.bars:
+            width = 0.8 / len(panel.series)
+            x = [tick + (i - (len(panel.series) - 1) / 2) * width for tick in series.x]
+            grey = {"ecolor": "#666666", "capsize": 2}  # seen on black, too
+            axes.bar(x, series.y, width, yerr=error, error_kw=grey, label=series.name, color=colour)
+            continue
         axes.errorbar(
             series.x, series.y, error, label=series.name, color=colour, marker=marker, markersize=5, capsize=2,
             linestyle=line if series.joined else "none", markerfacecolor="white" if series.open else colour,
@@ -68,7 +62,7 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     if panel.ticks:
-        axes.set_xticks([x for x, _ in panel.ticks], [label for _, label in panel.ticks])
+        axes.set_xticks([x for x, _ in panel.ticks], [text for _, text in panel.ticks])
     if panel.reverse_x:
         axes.invert_xaxis()
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)

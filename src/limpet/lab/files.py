@@ -1,288 +1,235 @@
 """A study from a TOML file: every mistake is found before any work, and named with its line.
 
-model = "mini"                       # or models = [...]
-shards = [8200, 8210]
-samples = 16
-judges = ["mini-judge"]              # or {name = ..., convention = "text"}; none for an exact source
-
-[policy]                             # what the arms have in common
-nfe = 16
-
-[arms.native]
-horizon = 0
-
-[arms.CRS]                           # horizon = inf is for ever
-
-[[contrasts]]
-of = "CRS"
-against = "native"
-measure = "nll"
-"""
+A file holds the fields of `Document`; docs/reproduce.md shows one."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from limpet import registry
 from limpet.compare import SHARDS
-from limpet.errors import LimpetError
-from limpet.lab.bench import Bench
+from limpet.errors import LimpetError, unknown
+from limpet.files import read_text
+from limpet.lab import units
 from limpet.lab.page import Contrast, Entry, Page, Table, entry
 from limpet.lab.results import Results
+from limpet.lab.shelf import Shelf
 from limpet.lab.study import DIVERSITY, Cell, Judging, Prompts, Study
-from limpet.policy import Policy
+from limpet.samplers import Sampler, available, find, knobs
 
-FIELDS = (
-    "name", "title", "model", "models", "shards", "samples", "length", "judges", "metrics", "policy", "prompts", "arms",
-    "contrasts",
-)  # fmt: skip
-HEADER = re.compile(r"^\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
-ASSIGNMENT = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
-
-
-class Located(LimpetError):
-    """An error that already says its line."""
+WORDS = {int: "a whole number", str: "a text", dict: "a table"}
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file and the line of each of its fields."""
+class Difference:
+    """An arm less another, in a measure."""
 
-    path: Path
-    lines: dict[tuple[Any, ...], int]
+    of: str
+    against: str
+    measure: str = "nll"
+
+
+@dataclass(frozen=True)
+class Document:
+    """The fields of a file."""
+
+    name: str = ""
+    title: str = ""
+    model: str = ""  # a name, or
+    models: tuple[str, ...] = ()  # several, each with every arm
+    shards: tuple[int, ...] = SHARDS
+    samples: int = 16
+    length: int | None = None
+    judges: tuple[Judging, ...] = ()  # names, or {name = "gpt2-large", convention = "text"}; none for an exact source
+    metrics: tuple[str, ...] = DIVERSITY
+    common: dict[str, Any] = field(default_factory=dict)  # knobs of every arm that has them
+    prompts: Prompts | None = None
+    # By name, each as on the command line, "native top_p=0.9", or a table: `sampler`, which may be ./mine.py:Mine
+    # beside the file, its knobs (`horizon = inf` is for ever), and `replay`, an arm to select as.
+    arms: dict[str, Any] = field(default_factory=dict)
+    contrasts: tuple[Difference, ...] = ()
+
+
+def load(path: str | Path, shelf: Shelf | None = None) -> Study:
+    """Read a study; with a shelf, its models and judges are loaded too, so that a missing one is found here."""
+    file = File(Path(path))
+    given: Document = file.build(Document, file.content)
+    which, name, prompts = "models" if given.models else "model", given.name or file.path.stem, given.prompts
+    with file.at(which):
+        if bool(given.model) == bool(given.models):
+            raise LimpetError("a study has either model, one name, or models, a list of names")
+    with file.at("name"):
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise LimpetError(f"name is {name!r}; it takes letters, digits, dots and dashes")
+    models, arms = given.models or (given.model,), _arms(file, given)
+    if prompts and (beside := file.path.parent / prompts.texts).is_file():
+        prompts = replace(prompts, texts=str(beside))
+
+    def named(model: str, arm: str) -> str:
+        return arm if len(models) == 1 else f"{model}/{arm}"
+
+    def show(results: Results) -> Page:
+        pairs = [(named(model, one.of), named(model, one.against), one.measure)
+                 for model in models for one in given.contrasts]  # fmt: skip
+        differences = (Contrast(f"{pair[2]}: {pair[0]} less {pair[1]}", results.contrast(*pair)) for pair in pairs)
+        return Page(tables=(_table(results),), contrasts=tuple(differences))
+
+    cells = tuple(
+        Cell(named(model, arm), file.beside(model), sampler, given.samples, given.length, prompts,
+             replay and named(model, replay))
+        for model in models
+        for arm, (sampler, replay) in arms.items()
+    )  # fmt: skip
+    with file.at("arms"):
+        study = Study(name, given.title or name, cells, given.shards, show, given.judges, given.metrics)
+    if shelf is not None:
+        for one in dict.fromkeys(cell.model for cell in cells):
+            with file.at(which):
+                model = shelf.model(one)
+            with file.at("judges"):
+                units.judges_of(study, model, shelf)
+    return study
+
+
+def _table(results: Results) -> Table:
+    scores = dict.fromkeys((f"ppl:{judge}" for judge in results.judges), 2)
+    digits = {**scores, **dict.fromkeys(results.study.metrics, 4), "selected": 1}
+    rows = tuple(
+        (Entry(cell.name), *(entry(results(cell.name, measure), count) for measure, count in digits.items()))
+        for cell in results.study.samples
+    )
+    head = ("Cell", *(f"GenPPL ({judge})" for judge in results.judges), *results.study.metrics, "selected")
+    return Table("cells", "Every cell: mean ± standard error over shards.", head, (rows,))
+
+
+class File:
+    """A study's file: what it holds, and the line of each of its fields."""
+
+    def __init__(self, path: Path) -> None:
+        text = read_text(path, "name a study's file")
+        try:
+            self.path, self.content, self.lines = path, tomllib.loads(text), _lines(text)
+        except tomllib.TOMLDecodeError as error:
+            raise LimpetError(f"{path} is not TOML: {error}") from error
 
     @contextmanager
     def at(self, *field: Any) -> Iterator[None]:
         """Errors inside are of this field: say where it stands."""
         try:
             yield
-        except Located:
-            raise
         except LimpetError as error:
-            known = (self.lines.get(field[:end]) for end in range(len(field), 0, -1))
-            line = next((line for line in known if line), 1)
-            raise Located(f"{self.path}, line {line}: {error}") from error
+            line = next(self.lines[field[:n]] for n in range(len(field), -1, -1) if field[:n] in self.lines)
+            raise LimpetError(f"{self.path}, line {line}: {error}") from error
+
+    def beside(self, name: str) -> str:
+        """A Python file that a study names stands beside the study."""
+        return str(self.path.parent / name) if registry.is_file(name) else name
+
+    def hold(self, known: Mapping[str, Any], what: str, name: str, *where: Any) -> None:
+        """Raise where a name is none of those known."""
+        with self.at(*where):
+            if name not in known:
+                raise unknown(what, name, known)
+
+    def build(self, kind: Any, value: Any, *where: Any) -> Any:
+        """A value as its type has it: a table as a dataclass, whose first field may stand alone; a list as a tuple."""
+        kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+        if is_dataclass(kind):
+            return self._table(kind, value, *where)
+        plain, (item, *_) = get_origin(kind) or kind, get_args(kind) or (None,)
+        with self.at(*where):
+            if plain is not tuple:
+                if type(value) is not plain:
+                    raise LimpetError(f"{where[-1]} is {value!r}; it takes {WORDS[plain]}")
+                return value
+            if not isinstance(value, list) or (item in WORDS and {type(one) for one in value} != {item}):
+                raise LimpetError(f"{where[-1]} is {value!r}; it takes a list, each {WORDS.get(item, 'a table')}")
+        return tuple(self.build(item, one, *where, i) for i, one in enumerate(value))
+
+    def _table(self, kind: Any, value: Any, *where: Any) -> Any:
+        hints = get_type_hints(kind)
+        needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+        table = {needed[0]: value} if isinstance(value, str) else value
+        with self.at(*where):
+            if not isinstance(table, dict) or not set(needed) <= set(table):
+                raise LimpetError(f"{where[0]} has {value!r}; it takes {' and '.join(needed)}, of {', '.join(hints)}")
+        for name in table:
+            self.hold(hints, "a study has no field", name, *where, name)
+        return kind(**{name: self.build(hints[name], one, *where, name) for name, one in table.items()})
 
 
-def load(path: str | Path, bench: Bench | None = None) -> Study:
-    """Read a study; with a bench, its models and judges are loaded too, so that a missing one is found here."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise LimpetError(f"the study {path} cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise LimpetError(f"{path} is not TOML: {error}") from error
-    source = Source(path, _lines(text))
-    _known(source, (), document, FIELDS)
-    models = _models(source, document)
-    shards = tuple(_take(source, document, "shards", list(SHARDS), [int]))
-    samples = _take(source, document, "samples", 16, int)
-    length = _take(source, document, "length", None, int)
-    judges = _judges(source, document)
-    prompts = _prompts(source, document)
-    arms = _arms(source, document)
-    contrasts = _contrasts(source, document, arms)
-    metrics = tuple(_take(source, document, "metrics", list(DIVERSITY), [str]))
-
-    def named(model: str, arm: str) -> str:
-        return arm if len(models) == 1 else f"{model}/{arm}"
-
-    cells = tuple(
-        Cell(named(model, arm), model, policy, samples, length, prompts, replay and named(model, replay))
-        for model in models
-        for arm, (policy, replay) in arms.items()
-    )
-
-    def show(results: Results) -> Page:
-        differences = tuple(
-            Contrast(
-                f"{measure}: {named(model, of)} less {named(model, against)}",
-                results.contrast(named(model, of), named(model, against), measure),
-            )
-            for model in models
-            for of, against, measure in contrasts
-        )
-        return Page(tables=(_table(results),), contrasts=differences)
-
-    name = _take(source, document, "name", path.stem, str)
-    with source.at("name"):
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise LimpetError(f"name is {name!r}; it takes letters, digits, dots and dashes")
-    with source.at("arms"):
-        study = Study(name, _take(source, document, "title", name, str), cells, shards, show, judges, metrics)
-    if bench is not None:
-        for model in models:
-            with source.at("models" if "models" in document else "model"):
-                bench.model(model)
-        for judging in judges:
-            with source.at("judges"):
-                bench.judge(judging.name)
-    return study
-
-
-def _table(results: Results) -> Table:
-    measures = [f"ppl:{judge}" for judge in results.judges] + list(results.study.metrics)
-    rows = tuple(
-        (Entry(cell.name), *(entry(results(cell.name, measure), 2 if measure.startswith("ppl") else 4)
-                             for measure in measures), entry(results(cell.name, "selected"), 1))
-        for cell in results.study.cells
-    )  # fmt: skip
-    head = ("Cell", *(f"GenPPL ({judge})" for judge in results.judges), *results.study.metrics, "selected")
-    return Table("cells", "Every cell: mean ± standard error over shards.", head, (rows,))
-
-
-# The parts of a file
-
-
-def _models(source: Source, document: dict[str, Any]) -> list[str]:
-    with source.at("models" if "models" in document else "model"):
-        if ("model" in document) == ("models" in document):
-            raise LimpetError("a study has either model, one name, or models, a list of names")
-    if "model" in document:
-        return [_take(source, document, "model", None, str)]
-    return list(_take(source, document, "models", [], [str]))
-
-
-def _judges(source: Source, document: dict[str, Any]) -> tuple[Judging, ...]:
-    given = document.get("judges", [])
-    with source.at("judges"):
-        if not isinstance(given, list):
-            raise LimpetError(f"judges is {given!r}; it takes a list of names, or of {{name, convention}}")
-        found = []
-        for judge in given:
-            if isinstance(judge, dict):
-                _known(source, ("judges",), judge, ("name", "convention"))
-            fields = {"name": judge} if isinstance(judge, str) else judge
-            if not isinstance(fields, dict) or not isinstance(fields.get("name"), str):
-                raise LimpetError(f"a judge is {judge!r}; it takes a name, or {{name, convention}}")
-            found.append(Judging(**fields))
-    return tuple(found)
-
-
-def _prompts(source: Source, document: dict[str, Any]) -> Prompts | None:
-    given = document.get("prompts")
-    if given is None:
-        return None
-    with source.at("prompts"):
-        if not isinstance(given, dict) or "texts" not in given:
-            raise LimpetError("prompts is a table with texts (a file, one prompt a line), tokens and each")
-        _known(source, ("prompts",), given, ("texts", "tokens", "each"))
-        texts = given["texts"]
-        beside = source.path.parent / str(texts)
-        return Prompts(**{**given, "texts": str(beside) if beside.is_file() else str(texts)})
-
-
-def _arms(source: Source, document: dict[str, Any]) -> dict[str, tuple[Policy, str | None]]:
-    """Each arm's policy, the common fields under its own, and what it replays."""
-    common, given = document.get("policy", {}), document.get("arms", {})
-    with source.at("arms"):
-        if not isinstance(given, dict) or not given or not isinstance(common, dict):
-            raise LimpetError("a study has one table for each arm, [arms.NAME], and may have [policy]")
-    _policy(source, ("policy",), common)
-    found = {}
-    for name, fields in given.items():
-        with source.at("arms", name):
-            if not isinstance(fields, dict):
-                raise LimpetError(f"arm {name} is {fields!r}; it takes a table of policy fields")
-        own = {key: value for key, value in fields.items() if key != "replay"}
-        found[name] = _policy(source, ("arms", name), own, common), fields.get("replay")
+def _arms(file: File, given: Document) -> dict[str, tuple[Sampler, str | None]]:
+    """Each arm's sampler, and what it replays; all that names an arm names one of them."""
+    with file.at("arms"):
+        if not given.arms:
+            raise LimpetError("a study has one table for each arm, [arms.NAME], and may have [common]")
+    found = {name: _arm(file, name, arm, given.common) for name, arm in given.arms.items()}
+    there = dict.fromkeys(knob for sampler, _ in found.values() for knob in knobs(type(sampler)))
+    for knob in given.common:
+        file.hold(there, "no arm has a knob", knob, "common", knob)
     for name, (_, replay) in found.items():
-        with source.at("arms", name, "replay"):
-            if replay is not None and replay not in found:
-                raise LimpetError(f"arm {name} replays {replay!r}; there are {', '.join(found)}")
+        if replay is not None:
+            file.hold(found, f"arm {name} replays", str(replay), "arms", name, "replay")
+    for i, one in enumerate(given.contrasts):
+        file.hold(found, "of is", one.of, "contrasts", i, "of")
+        file.hold(found, "against is", one.against, "contrasts", i, "against")
     return found
 
 
-def _policy(source: Source, where: tuple[str, ...], own: dict[str, Any], common: Mapping[str, Any] = {}) -> Policy:
-    for key, value in own.items():  # one at a time, so that the line is the field's own
-        with source.at(*where, key):
-            Policy.from_dict({key: _ever(key, value)})
-    with source.at(*where):
-        return Policy.from_dict({key: _ever(key, value) for key, value in {**common, **own}.items()})
-
-
-def _ever(key: str, value: Any) -> Any:
-    """TOML has no null: a horizon of inf is for ever."""
-    return None if key == "horizon" and value == math.inf else value
-
-
-def _contrasts(source: Source, document: dict[str, Any], arms: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    given = document.get("contrasts", [])
-    found = []
-    for i, fields in enumerate(given if isinstance(given, list) else [given]):
-        with source.at("contrasts", i):
-            if not isinstance(fields, dict) or not {"of", "against"} <= set(fields):
-                raise LimpetError("a contrast has of and against, two arms, and may have measure")
-            _known(source, ("contrasts", i), fields, ("of", "against", "measure"))
-        for end in ("of", "against"):
-            with source.at("contrasts", i, end):
-                if fields[end] not in arms:
-                    raise LimpetError(f"{end} is {fields[end]!r}; there are the arms {', '.join(arms)}")
-        found.append((fields["of"], fields["against"], fields.get("measure", "nll")))
-    return found
-
-
-def _known(source: Source, where: tuple[Any, ...], table: Mapping[str, Any], fields: Sequence[str]) -> None:
-    for name in table:
-        with source.at(*where, name):
-            if name not in fields:
-                near = difflib.get_close_matches(name, fields, 1)
-                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(fields)}"
-                raise LimpetError(f"a study has no field {name!r} here; {hint}")
-
-
-def _take(source: Source, document: dict[str, Any], name: str, default: Any, kind: Any) -> Any:
-    """A field of a kind: int, str, or a list of one of them."""
-    value = document.get(name, default)
-    if name not in document:
-        return value
-    of = kind[0] if isinstance(kind, list) else kind
-    values = value if isinstance(kind, list) and isinstance(value, list) else [value]
-    good = isinstance(value, list) == isinstance(kind, list)
-    good = good and bool(values) and all(isinstance(one, of) and not isinstance(one, bool) for one in values)
-    with source.at(name):
-        if not good:
-            what = {int: "a whole number", str: "a text"}[of]
-            raise LimpetError(
-                f"{name} is {value!r}; it takes {f'a list, each {what}' if isinstance(kind, list) else what}"
-            )
-    return value
+def _arm(file: File, name: str, arm: Any, common: Mapping[str, Any]) -> tuple[Sampler, str | None]:
+    """An arm's table, or its line as on the command line, and the common knobs under its own."""
+    table = arm
+    if isinstance(arm, str):
+        first, *settings = arm.split() or [""]
+        table = {"sampler": first, **dict(setting.partition("=")[::2] for setting in settings)}
+    with file.at("arms", name):
+        if not isinstance(table, dict) or not isinstance(table.get("sampler"), str):
+            raise LimpetError(f"arm {name} names no sampler; it takes {', '.join(available())}, or ./file.py:Name")
+    with file.at("arms", name, "sampler"):
+        kind = find(file.beside(table["sampler"]))
+    there, values = knobs(kind), {}
+    shared = {key: ("common", key) for key in common if key in there}
+    own = {key: ("arms", name, key) for key in table if key not in ("sampler", "replay")}
+    for key, where in {**shared, **own}.items():  # one at a time, so that the line is the knob's own
+        file.hold(there, f"{table['sampler']} has no knob", key, *where)
+        with file.at(*where):
+            value = table[key] if key in own else common[key]
+            value = there[key].read(value) if key in own and isinstance(arm, str) else value
+            # TOML has no null: an infinite whole number is none.
+            values[key] = None if value == math.inf and there[key].kind is int else value
+            if not there[key].accepts(values[key]):
+                raise LimpetError(f"{table['sampler']} has {key} {value!r}; it takes {there[key].takes}")
+    with file.at("arms", name):
+        return kind(**values), table.get("replay")
 
 
 def _lines(text: str) -> dict[tuple[Any, ...], int]:
-    """Where each table and field begins. tomllib does not tell, so headers and keys are found line by line."""
-    lines: dict[tuple[Any, ...], int] = {}
-    table: tuple[Any, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        header, assignment = HEADER.match(line), ASSIGNMENT.match(line)
-        if header:
-            table = _path(header[2])
-            if header[1] == "[[":
-                table = *table, sum(1 for known in lines if known[:-1] == table and isinstance(known[-1], int))
-            for end in range(1, len(table) + 1):
-                lines.setdefault(table[:end], number)
-        elif assignment:
-            lines.setdefault((*table, *_path(assignment[1])), number)
-    return lines
+    """Where each table and field begins. tomllib does not tell, so ever more lines are read: what is new whenever they
+    make a whole began after those that made one before."""
+    found: dict[tuple[Any, ...], int] = {(): 1}
+    lines, start = text.split("\n"), 1
+    for end in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("\n".join([*lines[:end], ""]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in _paths(document):
+            found.setdefault(path, start)
+        start = end + 1
+    return found
 
 
-def _path(key: str) -> tuple[str, ...]:
-    """A dotted key, read by TOML's own rules."""
-    try:
-        node: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
-        return (key,)
-    path = []
-    while isinstance(node, dict):
-        (name, node) = next(iter(node.items()))
-        path.append(name)
-    return tuple(path)
+def _paths(node: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The way to every table, list and value."""
+    yield path
+    within = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in within:
+        yield from _paths(child, *path, name)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from limpet.lab.claims import Claim
 from limpet.stats import Estimate
 
 
 class Entry(NamedTuple):
-    """One place of a table: ours, and what the paper prints there."""
+    """One field of a table: ours, and what the paper prints there."""
 
     text: str
     paper: str = ""
+    link: str = ""  # where the text leads
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head, in groups with a rule between them; the first `labels` columns name the row."""
+    """Rows under a head, in groups with a rule between them; the first `names` columns name the row."""
 
     name: str
     caption: str
     head: tuple[str, ...]
     groups: tuple[tuple[tuple[Entry, ...], ...], ...]
-    labels: int = 1
+    names: int = 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Series:
     notes: tuple[str, ...] = ()
     joined: bool = True
     open: bool = False  # hollow markers
+    style: int | None = None  # which of the figures' styles; that of its turn in the panel unless told
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     reverse_x: bool = False
+    bars: bool = False  # side by side at every x, instead of lines
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,26 @@ class Page:
     claims: tuple[Claim, ...] = ()
 
 
-def entry(estimate: Estimate, digits: int, paper: str = "", error: bool = True) -> Entry:
-    return Entry(number(estimate, digits, error), paper)
+DIGITS = {"ppl": 2, "entropy": 3}  # of a measure in a table; 4 of the others
 
 
-def number(estimate: Estimate, digits: int, error: bool = True) -> str:
-    """41.79 ± 0.84, or the reason why there is no number."""
+def entry(estimate: Estimate, digits: int, paper: str = "") -> Entry:
+    return Entry(number(estimate, digits), paper)
+
+
+def number(estimate: Estimate, digits: int) -> str:
+    """41.79 ± 0.84; no error for one shard alone, no number where one has none."""
     if estimate.mean != estimate.mean:
         return "n/a"
-    alone = not error or len(estimate.values) < 2
-    return f"{estimate.mean:.{digits}f}" + ("" if alone else f" ± {estimate.se:.{digits}f}")
+    error = f" ± {estimate.se:.{digits}f}" if len(estimate.values) > 1 else ""
+    return f"{estimate.mean:.{digits}f}{error}"
 
 
 def signed(estimate: Estimate, digits: int) -> str:
     text = number(estimate, digits)
     return text if text.startswith(("-", "n")) else f"+{text}"
+
+
+def series(name: str, x: Sequence[float], estimates: Sequence[Estimate], **style: Any) -> Series:
+    """A line through means over x, with their errors."""
+    return Series(name, tuple(x), tuple(one.mean for one in estimates), tuple(one.se for one in estimates), **style)

@@ -1,88 +1,84 @@
-"""Paths that begin alike are walked once: arms fork where they first differ.
+"""Paths that begin alike are walked once: arms fork where one of them first differs.
 
-Every step of an arm has a mark, everything that decides the step. Arms with equal marks so far have equal states, so
-one of them walks for all, and the state is forked where the marks part. The warmup of a family of CRS arms is shared
-so, and both endpoints of one path."""
+How far two arms are the same their samplers say. One arm leads and walks for all; those that part from it go on from
+a copy of its state. So a family of CRS arms shares its warmup, and both endpoints of a native path all but one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from limpet import sampler
-from limpet.sampler import Run, State
-from limpet.samples import Counted
+from limpet.engine.path import Path, State
+from limpet.lab.units import Walk
+from limpet.samplers import Sampler
+from limpet.samples import Counted, begin
+
+PAPERS = ("selected", "visible")  # marks that every path has a count of, if only none
 
 
 class Trail(NamedTuple):
     """How far one batch has come, and what its path has cost and shown."""
 
+    path: Path
     state: State
-    calls: int  # of the body
-    visible: Tensor  # (B,) labels seen, summed over the steps that may select
+    began: State  # its start
+    marks: Mapping[str, Tensor]  # (B,) positions marked, summed over the calls before the readout
+    calls: int = 0  # of the body
 
 
-class Arm(NamedTuple):
-    """One policy on its way: its marks, and its runs, one a batch, made when first needed."""
-
-    key: str
-    marks: tuple[Hashable, ...]
-    late: bool  # replays another arm, which must be done before its runs can be made
-    runs: Callable[[], Sequence[Run]]
-
-
-def marks(run: Run, replay: str | None) -> tuple[Hashable, ...]:
-    """What decides each step of a run, the readout last."""
-    policy, last = run.policy, len(run.times) - 1
-    selects = replay is not None or run.horizon > 0
-    how = (
-        run.horizon, policy.count, policy.budget, policy.spacing, policy.values, policy.value_top_p, policy.write,
-        run.covered, replay,
-    )  # fmt: skip
-
-    def mark(r: int) -> Hashable:
-        support = (run.top_p[r], policy.boundary) if run.top_p[r] < 1 else None
-        selection = how if selects and r >= run.warmup else None
-        if r < last:
-            return run.times[r], run.times[r + 1], support, selection
-        return run.times[r], policy.endpoint, support if policy.endpoint == "ancestral" else None, selection
-
-    return tuple(mark(r) for r in range(last + 1))
-
-
-def begin(runs: Sequence[Run]) -> list[Trail]:
-    return [
-        Trail(sampler.begin(run), 0, torch.zeros(len(run.fixed), dtype=torch.long, device=run.fixed.device))
-        for run in runs
-    ]
+def walk(
+    walks: Sequence[Walk], paths: Sequence[Path], recall: Callable[[str], Sequence[Tensor]]
+) -> Iterator[tuple[Walk, list[Trail]]]:
+    """Every walk with its finished trails, one a batch; replays come last, since `recall` needs what they replay."""
+    waiting: list[tuple[list[Walk], list[Trail]]] = [([*walks], [])]
+    while waiting:
+        waiting.sort(key=lambda part: all(one.source for one in part[0]))
+        together, trails = waiting.pop(0)
+        leader = min(together, key=lambda one: bool(one.source))
+        sampler, memory = leader.cell.sampler, recall(leader.source) if leader.source else None
+        starts = [begin(sampler, path, _rows(memory, path) if memory else None) for path in paths]
+        if trails and all(torch.equal(old.began.tokens, new.tokens) for old, new in zip(trails, starts, strict=True)):
+            trails = list(map(_fork, trails, starts))
+        else:  # the first, or a replay that begins elsewhere
+            nothing = [dict.fromkeys(PAPERS, path.nowhere.sum(-1)) for path in paths]
+            trails = list(map(Trail, paths, starts, starts, nothing))
+        for call in range(trails[0].state.call, sampler.nfe):
+            apart = [one for one in together if one is not leader and leader.shared(one) <= call]
+            if apart:
+                waiting.append((apart, trails))
+                together = [one for one in together if one not in apart]
+            trails = [_advance(sampler, trail) for trail in trails]
+        for trail in trails:
+            trail.path.sound()
+        yield from ((one, trails) for one in together)
 
 
-def walk(arms: Sequence[Arm], trails: list[Trail]) -> Iterator[tuple[Arm, list[Trail]]]:
-    """Every arm with its finished trails, those that replay another after it; `trails` are common to all of them."""
-    at = trails[0].state.step
-    while at < len(arms[0].marks):
-        parts: dict[Hashable, list[Arm]] = {}
-        for arm in arms:
-            parts.setdefault(arm.marks[at], []).append(arm)
-        if len(parts) > 1:
-            for part in sorted(parts.values(), key=lambda part: all(arm.late for arm in part)):
-                yield from walk(part, trails)
-            return
-        runs = min(arms, key=lambda arm: arm.late).runs()
-        trails = [_advance(run, trail) for run, trail in zip(runs, trails, strict=True)]
-        at += 1
-    yield from ((arm, trails) for arm in arms)
+def _rows(memory: Sequence[Tensor], path: Path) -> tuple[Tensor, ...]:
+    """The part of what was recorded that is of a path's samples."""
+    return tuple(part.to(path.fixed.device)[path.stream.samples] for part in memory)
 
 
-def _advance(run: Run, trail: Trail) -> Trail:
-    counted = run.denoiser
+def _fork(trail: Trail, start: State) -> Trail:
+    """The trail for another leader. One that began with other things to remember, or to replay, can share only calls
+    in which nothing was remembered yet: its memory is as at its own start."""
+    mine, theirs = start.memory, trail.began.memory
+    if type(mine) is type(theirs) and len(mine) == len(theirs) and all(map(torch.equal, mine, theirs)):
+        return trail
+    return trail._replace(state=trail.state._replace(memory=mine), began=start)
+
+
+def _advance(sampler: Sampler, trail: Trail) -> Trail:
+    counted = trail.path.denoiser
     assert isinstance(counted, Counted)
     before = counted.calls
-    last = trail.state.step == len(run.times) - 1
-    state, info = (sampler.readout if last else sampler.step)(run, trail.state)
-    selecting = run.warmup <= info.step < len(run.times) - 1
-    visible = trail.visible + info.visible.sum(-1) if selecting else trail.visible
-    return Trail(state, trail.calls + counted.calls - before, visible)
+    state, info = sampler.step(trail.path, trail.state)
+    marks = dict(trail.marks)
+    for name, mask in info.marks.items():
+        if name == "selected":  # for ever: the last count is of the whole path
+            marks[name] = mask.sum(-1)
+        elif state.call < sampler.nfe:
+            marks[name] = marks.get(name, 0) + mask.sum(-1)
+    return trail._replace(state=state, calls=trail.calls + counted.calls - before, marks=marks)

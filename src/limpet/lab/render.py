@@ -1,58 +1,81 @@
-"""A table as HTML, Markdown and LaTeX; the paper's value stands in brackets after ours."""
+"""A table as Markdown and LaTeX, the paper's value in brackets after ours; and any of our Markdown as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from typing import Any
 
+from limpet.errors import extra
 from limpet.lab.page import Entry, Table
 
 TEX = str.maketrans(
     {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "∞": r"$\infty$", "Δ": r"$\Delta$"}
 )
+# What Markdown would not leave as it is; an underscore within a word it does.
+ACTIVE = re.compile(r"[\\`*\[\]<|]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+ANCHOR = re.compile(r'</a>|<a id="[\w-]+">')  # the only HTML in our Markdown
 
 
-def html(table: Table) -> str:
-    def place(entry: Entry, tag: str) -> str:
-        paper = f" <span class=paper>[{escape(entry.paper)}]</span>" if entry.paper else ""
-        return f"<{tag}>{escape(entry.text)}{paper}</{tag}>"
-
-    def row(entries: tuple[Entry, ...]) -> str:
-        cells = (place(entry, "th scope=row" if i < table.labels else "td") for i, entry in enumerate(entries))
-        return "<tr>" + "".join(cells).replace("</th scope=row>", "</th>") + "</tr>"
-
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in table.head)
-    bodies = "".join("<tbody>" + "".join(map(row, group)) + "</tbody>" for group in table.groups)
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead>{bodies}</table>\n"
+def plain(text: str) -> str:
+    """Words as Markdown that shows just them, on one line."""
+    return ACTIVE.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
 
 
 def markdown(table: Table) -> str:
-    def line(texts: Iterator[str]) -> str:
-        return "| " + " | ".join(text.replace("|", r"\|") for text in texts) + " |"
+    def line(texts: Iterable[str]) -> str:
+        return "| " + " | ".join(texts) + " |"
 
-    rule = line("---" if i < table.labels else "---:" for i in range(len(table.head)))
-    rows = [line(_bracketed(entry) for entry in row) for group in table.groups for row in group]
-    caption = [table.caption, ""] if table.caption else []
-    return "\n".join([*caption, line(iter(table.head)), rule, *rows, ""])
+    def shown(entry: Entry) -> str:
+        text = f"[{plain(entry.text)}]({entry.link})" if entry.link else plain(entry.text)
+        return f"{text} [{plain(entry.paper)}]".strip() if entry.paper else text
+
+    rule = line("---" if i < table.names else "---:" for i in range(len(table.head)))
+    rows = [line(map(shown, row)) for group in table.groups for row in group]
+    caption = [plain(table.caption), ""] if table.caption else []
+    return "\n".join([*caption, line(map(plain, table.head)), rule, *rows, ""])
 
 
 def latex(table: Table) -> str:
-    def line(texts: Iterator[str]) -> str:
+    def line(texts: Iterable[str]) -> str:
         return " & ".join(text.translate(TEX) for text in texts) + r" \\"
 
-    groups = [[line(_bracketed(entry) for entry in row) for row in group] for group in table.groups]
+    def shown(entry: Entry) -> str:
+        return f"{entry.text} [{entry.paper}]".strip() if entry.paper else entry.text
+
+    groups = [[line(map(shown, row)) for row in group] for group in table.groups]
     body = [text for i, group in enumerate(groups) for text in ([r"\midrule"] if i else []) + group]
-    columns = "l" * table.labels + "r" * (len(table.head) - table.labels)
+    columns = "l" * table.names + "r" * (len(table.head) - table.names)
     top, bottom = [r"\begin{table}[H]", r"\centering", r"\small"], [r"\end{table}", ""]
     return "\n".join([
-        *top, rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule", line(iter(table.head)), r"\midrule", *body,
+        *top, rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule", line(table.head), r"\midrule", *body,
         r"\bottomrule", r"\end{tabular}", rf"\caption{{{table.caption.translate(TEX)}}}", *bottom,
     ])  # fmt: skip
 
 
-def _bracketed(entry: Entry) -> str:
-    return f"{entry.text} [{entry.paper}]".strip() if entry.paper else entry.text
+def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
+    """Our Markdown as HTML: an image that is one of `figures`, SVG by address, is drawn in place, a link to another
+    report's Markdown leads to its page, and of HTML nothing but an anchor is let through."""
+    reader = extra("markdown_it", "lab").MarkdownIt("commonmark").enable("table")
+
+    def image(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:
+        svg = figures[tokens[at].attrs["src"]].decode()
+        caption = escape(self.renderInlineAsText(tokens[at].children, options, env))
+        return f"<span class=figure>{svg[svg.index('<svg') :]}{caption}</span>"
+
+    def link(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:
+        return f'<a href="{escape(tokens[at].attrs["href"].replace("/report.md", "/index.html"))}">'
+
+    def raw(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:
+        content = tokens[at].content
+        return content if ANCHOR.fullmatch(content) else escape(content)
+
+    for kind, rule in {"image": image, "link_open": link, "html_inline": raw, "html_block": raw}.items():
+        reader.add_render_rule(kind, rule)
+    return str(reader.render(text))
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"html": html, "md": markdown, "tex": latex}
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "html": lambda table: html(markdown(table)), "md": markdown, "tex": latex
+}  # fmt: skip

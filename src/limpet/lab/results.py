@@ -1,10 +1,12 @@
-"""The finished units of a study as numbers: one value for each cell, measure and shard."""
+"""The finished units of a study as numbers: one value for each cell, measure and shard; one row for each figure that
+its probes saw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,52 +14,67 @@ import numpy as np
 from limpet import stats
 from limpet.errors import LimpetError
 from limpet.lab import units
-from limpet.lab.measure import TRUE_LAW
-from limpet.lab.store import Damaged, Store
-from limpet.lab.study import Study
+from limpet.lab.page import DIGITS, Entry, Series, entry, series
+from limpet.lab.store import Store, canonical
+from limpet.lab.study import Cell, Study
 from limpet.stats import Estimate, Floats
 
 
 @dataclass(frozen=True)
+class Row:
+    """One figure of a probe, over shards: of which model, what, where, in which unit."""
+
+    model: str
+    quantity: str
+    at: dict[str, Any]
+    estimate: Estimate
+    unit: str = ""
+    events: int | None = None  # how many events it is a mean over, where it is a mean over events
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model, "quantity": self.quantity, "at": self.at, **self.estimate.to_dict(), "unit": self.unit,
+            "events": self.events,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Row:
+        model, quantity, at = stored["model"], stored["quantity"], stored["at"]
+        return cls(model, quantity, at, Estimate.from_dict(stored), stored["unit"], stored["events"])
+
+
+@dataclass(frozen=True)
 class Results:
-    """What `show` reads. Measures: nll and ppl (of the first judge, or nll:JUDGE), any metric, selected, visible,
-    nfe. A cell's value in a shard is over its samples; errors are over shards."""
+    """What `show` reads. Measures of a cell: nll and ppl (of the first judge, or nll:JUDGE), any metric, selected,
+    visible, nfe. A cell's value in a shard is over its samples; errors are over shards."""
 
     study: Study
-    plan: dict[str, Any]
-    units: dict[str, list[dict[str, Any]]]  # cell -> the rows of each shard
+    provenance: dict[str, Any]  # what made these numbers
+    cells: dict[str, dict[str, Estimate]]  # cell -> measure
+    probes: dict[str, list[Row]] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def judges(self) -> list[str]:
-        return [judging.label for judging in self.study.judges] or [TRUE_LAW]
+        """What tables call them."""
+        return self.study.captions
+
+    def __call__(self, cell: str, measure: str) -> Estimate:
+        if cell not in self.cells:
+            raise LimpetError(f"study {self.study.name} has no cell {cell!r}; it has {', '.join(self.cells)}")
+        name, _, judge = measure.partition(":")
+        if name == "ppl":
+            nll = self(cell, f"nll:{judge}" if judge else "nll")
+            return Estimate(np.exp(nll.values), nll.reasons)
+        if judge and judge not in self.judges:
+            raise LimpetError(f"{judge!r} did not judge study {self.study.name}; {', '.join(self.judges)} did")
+        measure = name if judge == self.judges[0] else measure
+        if measure not in self.cells[cell]:
+            raise LimpetError(f"study {self.study.name} has no measure {measure!r}")
+        return self.cells[cell][measure]
 
     def values(self, cell: str, measure: str) -> Floats:
         """(shards,)"""
-        if cell not in self.units:
-            raise LimpetError(f"study {self.study.name} has no cell {cell!r}; it has {', '.join(self.units)}")
-        return np.array([self._value(rows, measure) for rows in self.units[cell]])
-
-    def _value(self, rows: dict[str, Any], measure: str) -> float:
-        name, _, judge = measure.partition(":")
-        if name == "ppl":
-            return float(np.exp(self._value(rows, f"nll:{judge}" if judge else "nll")))
-        if name == "nll":
-            judge = judge or self.judges[0]
-            if judge not in self.judges:
-                raise LimpetError(f"{judge!r} did not judge study {self.study.name}; {', '.join(self.judges)} did")
-            nll, tokens = (rows["columns"][f"{column}:{self.judges.index(judge)}"] for column in ("nll", "tokens"))
-            return float(np.sum(nll) / np.sum(tokens))
-        if name == "nfe":
-            return float(rows["nfe"])
-        if name in rows["sets"]:
-            return _number(rows["sets"][name])
-        if name not in rows["columns"]:
-            raise LimpetError(f"study {self.study.name} has no measure {measure!r}")
-        values = [value for value in rows["columns"][name] if value is not None]
-        return float(np.mean(values)) if values else float("nan")
-
-    def __call__(self, cell: str, measure: str) -> Estimate:
-        return stats.mean_se(self.values(cell, measure))
+        return self(cell, measure).values
 
     def contrast(self, cell: str, against: str, measure: str = "nll") -> Estimate:
         """cell - against, paired by shard."""
@@ -72,9 +89,54 @@ class Results:
         nodes = [np.stack([self.values(node, what) for node in curve], 1) for what in (on, measure)]
         return stats.matched(nodes[0], nodes[1], self.values(cell, on), self.values(cell, measure))
 
+    def entries(self, cell: str, measures: Sequence[str], paper: Sequence[str] = ()) -> tuple[Entry, ...]:
+        """Fields of a table: each measure with its error, and the paper's beside."""
+        return tuple(
+            entry(self(cell, measure), DIGITS.get(measure.partition(":")[0], 4), there)
+            for measure, there in zip_longest(measures, paper[: len(measures)], fillvalue="")
+        )
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+    def series(self, name: str, cells: Sequence[str], x: str | Sequence[float], y: str = "ppl", **style: Any) -> Series:
+        """A line of a figure: a measure of some cells over numbers, or over another of their measures."""
+        over = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
+        return series(name, over, [self(cell, y) for cell in cells], **style)
+
+    def rows(self, cell: str | None = None) -> list[Row]:
+        """What a probe saw, or all of them, in the order of first appearance."""
+        return [row for name, rows in self.probes.items() if cell in (None, name) for row in rows]
+
+    def of(self, quantity: str, model: str | None = None, **at: Any) -> list[Row]:
+        """The rows of a quantity, of one model or of all, wherever `at` holds."""
+        return [
+            row
+            for row in self.rows()
+            if row.quantity == quantity
+            and model in (None, row.model)
+            and all(row.at.get(name) == value for name, value in at.items())
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, as a report keeps it."""
+        cells = {
+            cell: {name: _stored(self(cell, name)) for name in ("ppl", *measures)}
+            for cell, measures in self.cells.items()
+        }
+        rows = {probe: [row.to_dict() for row in rows] for probe, rows in self.probes.items()}
+        return {"provenance": self.provenance, "cells": cells, "rows": rows}
+
+    @classmethod
+    def from_dict(cls, study: Study, stored: Mapping[str, Any]) -> Results:
+        """The results of a report that was written."""
+        cells = {
+            cell: {name: Estimate.from_dict(one) for name, one in measures.items()}
+            for cell, measures in stored["cells"].items()
+        }
+        probes = {probe: list(map(Row.from_dict, rows)) for probe, rows in stored.get("rows", {}).items()}
+        return cls(study, stored["provenance"], cells, probes)
+
+
+def _stored(estimate: Estimate) -> dict[str, Any]:
+    return {**estimate.to_dict(), **({"reasons": list(estimate.reasons)} if any(estimate.reasons) else {})}
 
 
 def collect(study: Study, store: Store) -> Results:
@@ -86,18 +148,72 @@ def collect(study: Study, store: Store) -> Results:
     keys = {cell["name"]: cell["keys"] for cell in plan["cells"]}
     if set(keys) != {cell.name for cell in study.cells} or plan["shards"] != list(study.shards):
         raise LimpetError(f"{name} was another study when it ran in {store.path}: run it again")
-    found: dict[str, list[dict[str, Any]]] = {}
-    missing = 0
-    for cell, cell_keys in keys.items():
-        for key in cell_keys:
-            try:
-                result = store.read(key)
-            except Damaged:
-                result = None
-            if result is None:
-                missing += 1
-            else:
-                found.setdefault(cell, []).append(result.rows)
-    if missing:
+    rows = {cell: [unit.rows for unit, _ in map(store.look, own) if unit] for cell, own in keys.items()}
+    if missing := sum(map(len, keys.values())) - sum(map(len, rows.values())):
         raise LimpetError(f"{missing} units of {name} are missing or damaged: run the study again, it makes only those")
-    return Results(study, plan, found)
+    cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.samples}
+    probes = {cell.name: _rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
+    return Results(study, _provenance(study, plan, rows), cells, probes)
+
+
+def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    """Every measure of a cell: its judges' first, marks that are not the paper's last."""
+    steps = max(1, cell.sampler.nfe - 1 - cell.early)  # that may select
+
+    def column(rows: Mapping[str, Any], name: str) -> Floats:
+        known = {"nfe": rows["nfe"], **rows["sets"], **rows["columns"]}
+        return np.atleast_1d(np.array(known.get(name, 0), dtype=np.float64))  # NaN for None
+
+    def measured(name: str) -> Estimate:
+        what, _, judge = name.partition(":")
+        if what != "nll":
+            at_once = steps if name == "visible" else 1  # as the paper counts
+            return stats.mean_se([stats.mean(column(rows, name) / at_once) for rows in shards])
+        i = study.captions.index(judge) if judge else 0
+        nll, tokens = (np.array([column(rows, f"{what}:{i}").sum() for rows in shards]) for what in ("nll", "tokens"))
+        # An impossible sample's score is infinite, for which JSON has no word.
+        reasons = tuple(f"a sample is impossible under {study.captions[i]}" if lost else None for lost in np.isnan(nll))
+        return Estimate(nll / tokens, reasons if any(reasons) else ())
+
+    names = ["nll", *study.metrics, "selected", "visible", "nfe", *(f"nll:{judge}" for judge in study.captions[1:])]
+    names += sorted({name for rows in shards for name in rows["columns"] if ":" not in name} - set(names))
+    return {name: measured(name) for name in names}
+
+
+def _rows(shards: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """What a probe saw in each shard, shard by shard put together; NaN in one that did not see it."""
+    found: dict[bytes, dict[int, dict[str, Any]]] = {}
+    for shard, rows in enumerate(shards):
+        for seen in rows["seen"]:
+            found.setdefault(canonical([seen["model"], seen["quantity"], seen["at"]]), {})[shard] = seen
+    made = []
+    for by_shard in found.values():
+        one = next(iter(by_shard.values()))
+        values = [by_shard[shard]["value"] if shard in by_shard else None for shard in range(len(shards))]
+        events = [seen["events"] for seen in by_shard.values() if seen["events"] is not None]
+        estimate, total = Estimate(np.array(values, dtype=np.float64)), sum(events) if events else None
+        made.append(Row(one["model"], one["quantity"], dict(one["at"]), estimate, one["unit"], total))
+    return made
+
+
+def _provenance(study: Study, plan: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What made these numbers: what decided them, and every distinct machine."""
+    rows = [rows for cell in found.values() for rows in cell]
+    counted = {
+        judge: int(sum(sum(one["columns"][f"tokens:{i}"]) for one in rows if "columns" in one))
+        for i, judge in enumerate(study.captions)
+    }
+    settings = dict.fromkeys(json.dumps(cell["settings"]) for cell in plan["cells"] if "settings" in cell)
+    made = sorted({json.dumps(one, sort_keys=True) for row in rows for one in row["provenance"]})
+    return {
+        "models": plan["models"],
+        "judges": plan["judges"],
+        "conventions": plan["conventions"],
+        "counted tokens": counted if study.samples else {},
+        "shards": plan["shards"],
+        "samples in a shard": sorted({cell.n for cell in study.samples}),
+        "settings": [json.loads(entry) for entry in settings],
+        "units": len(rows),
+        "law": plan["law"],
+        "made on": [json.loads(entry) for entry in made],
+    }

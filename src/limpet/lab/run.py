@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from limpet.errors import LimpetError
 from limpet.lab import units
-from limpet.lab.bench import Bench
 from limpet.lab.places import Place
-from limpet.lab.store import Damaged, Store
+from limpet.lab.shelf import Shelf
+from limpet.lab.store import Store
 from limpet.lab.study import Study
 from limpet.lab.worker import Event, Job
 
@@ -35,15 +35,12 @@ class Summary:
     damaged: dict[str, str] = field(default_factory=dict)  # "cell, seed" -> what was wrong; made again
     failed: dict[str, str] = field(default_factory=dict)  # "cell, seed" -> why
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"found": self.found, "made": self.made, "damaged": self.damaged, "failed": self.failed}
-
 
 def run(
     study: Study,
     store: Store,
     place: Place,
-    bench: Bench,
+    shelf: Shelf,
     *,
     part: tuple[int, int] = (1, 1),
     threads: int | None = None,
@@ -54,30 +51,21 @@ def run(
     if not 1 <= index <= parts:
         raise LimpetError(f"shard {index}/{parts}: give i/n with i from 1 to n")
     store.sweep()
-    plan = units.resolve(study, bench)
-    store.write_plan(units.name(study), plan.to_dict())  # also finds out, before any work, whether the store takes it
-    groups = plan.groups()[index - 1 :: parts]
-    summary = Summary()
-    missing = []
-    for group in groups:
-        left = []
-        for unit in group:
-            try:
-                found = store.read(unit.key) is not None
-            except Damaged as damage:
-                summary.damaged[f"{unit.cell.name}, seed {unit.seed}"] = str(damage)
-                found = False
-            summary.found += found
-            left += [] if found else [unit]
+    plan = units.resolve(study, shelf)
+    store.write_plan(units.name(study), plan.document)  # also finds out, before any work, whether the store takes it
+    summary, missing = Summary(), []
+    for group in plan.groups()[index - 1 :: parts]:
+        left = [unit for unit in group if not _there(store, unit.key, unit.cell.name, unit.seed, summary.damaged)]
+        summary.found += len(group) - len(left)
         missing += [left] if left else []
-    # Runners on one store begin at different places, so that they meet late.
+    # Runners on one store begin at different groups, so that they meet late.
     start = random.randrange(len(missing)) if missing else 0
     missing = missing[start:] + missing[:start]
 
     total, cost = summary.found + sum(map(len, missing)), sum(unit.cost for group in missing for unit in group)
     begun, spent = time.monotonic(), 0
     tell(Progress(None, summary.found, total, None))
-    job = Job(store.path, study.judges, study.metrics, bench.precision, threads)
+    job = Job(store.path, study.judges, study.metrics, shelf.precision, threads)
     for event in place(job, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
@@ -91,19 +79,24 @@ def run(
     return summary
 
 
-def status(store: Store, name: str) -> dict[str, Any]:
+def status(store: Store, study: str) -> dict[str, Any]:
     """How much of a study, as it was last run, is in the store: no model is needed."""
-    plan = store.read_plan(name)
+    plan = store.read_plan(study)
     if plan is None:
-        raise LimpetError(f"the store {store.path} holds no run of {name}: limpet study run it first")
-    cells, damaged = [], {}
+        raise LimpetError(f"the store {store.path} holds no run of {study}: limpet study run it first")
+    cells: list[dict[str, Any]] = []
+    damaged: dict[str, str] = {}
     for cell in plan["cells"]:
-        done = 0
-        for key, seed in zip(cell["keys"], plan["shards"], strict=True):
-            try:
-                done += store.read(key) is not None
-            except Damaged as damage:
-                damaged[f"{cell['name']}, seed {seed}"] = str(damage)
-        cells.append({"name": cell["name"], "done": done, "units": len(cell["keys"])})
-    finished, total = sum(cell["done"] for cell in cells), sum(cell["units"] for cell in cells)
-    return {"study": name, "done": finished, "units": total, "cells": cells, "damaged": damaged}
+        name, keys = cell["name"], cell["keys"]
+        done = sum(_there(store, key, name, seed, damaged) for key, seed in zip(keys, plan["shards"], strict=True))
+        cells.append({"name": name, "done": done, "units": len(keys)})
+    finished, total = (sum(cell[count] for cell in cells) for count in ("done", "units"))
+    return {"study": study, "done": finished, "units": total, "cells": cells, "damaged": damaged}
+
+
+def _there(store: Store, key: str, cell: str, seed: int, damaged: dict[str, str]) -> bool:
+    """Whether a unit is done; what is wrong with a damaged one is noted."""
+    found, damage = store.look(key)
+    if damage:
+        damaged[f"{cell}, seed {seed}"] = damage
+    return found is not None

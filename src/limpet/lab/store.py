@@ -1,6 +1,6 @@
 """Where results live: one immutable pair of files for each unit, written beside and renamed, checked by digests.
 
-    units/ab/abcd.../tokens.safetensors   the tokens and the selection
+    units/ab/abcd.../tokens.safetensors   the tokens, and what the sampler remembered
     units/ab/abcd.../rows.json            the measurements; holds the digest of the tokens and its own seal
     plans/STUDY.json                      which units a study is made of
     log/                                  when and where units were made: told apart, as nothing rests on it
@@ -14,14 +14,14 @@ import json
 import os
 import socket
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec  # type: ignore[import-untyped]
 import safetensors.torch
 from torch import Tensor
 
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, extra
 
 TOKENS, ROWS = "tokens.safetensors", "rows.json"
 
@@ -56,7 +56,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            self._files, self._root = fsspec.core.url_to_fs(self.path)
+            self._files, self._root = extra("fsspec.core", "lab").url_to_fs(self.path)
         except (ImportError, ValueError, OSError) as error:
             raise LimpetError(f"the store {self.path} cannot be opened ({error}): name a folder") from error
         self._local = "file" in (self._files.protocol if isinstance(self._files.protocol, tuple) else ())
@@ -84,12 +84,15 @@ class Store:
             raise Damaged(f"{TOKENS} does not match its digest")
         return Result(safetensors.torch.load(tokens), rows)
 
-    def has(self, key: str) -> bool:
-        """Whether a unit is there and whole."""
+    def look(self, key: str) -> tuple[Result | None, str]:
+        """A unit that is there and whole; or None, and what is wrong with one that is not whole."""
         try:
-            return self.read(key) is not None
-        except Damaged:
-            return False
+            return self.read(key), ""
+        except Damaged as damage:
+            return None, str(damage)
+
+    def has(self, key: str) -> bool:
+        return self.look(key)[0] is not None
 
     def write(self, key: str, tensors: dict[str, Tensor], rows: dict[str, Any]) -> None:
         """Publish a unit. Two workers that do so at once write the same bytes, so one result stays."""
@@ -120,12 +123,10 @@ class Store:
         if not self._local:
             return
         path = Path(self._root) / "log" / f"{_runner()}.jsonl"
-        try:
+        with suppress(OSError):  # a full disk must not stop a run for the sake of a remark
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, sort_keys=True) + "\n")
-        except OSError:
-            return  # a full disk must not stop a run for the sake of a remark
 
     # Files
 
@@ -140,28 +141,23 @@ class Store:
 
     def _put(self, name: str, data: bytes) -> None:
         """All of a file or none of it. Object stores do so by themselves; in a folder it is written beside."""
+        path = f"{self._root}/{name}"
+        partial = f"{self._root}/partial/{_runner()}-{uuid.uuid4().hex}" if self._local else path
         try:
+            for file in (partial, path):
+                self._files.makedirs(file.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(partial, data)
             if self._local:
-                self._rename(Path(self._root) / name, data)
-            else:
-                self._files.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
-                self._files.pipe_file(f"{self._root}/{name}", data)
+                os.replace(partial, path)
         except OSError as error:
             raise Unwritable(
                 f"the store {self.path} cannot be written ({error.strerror or error}): every finished unit is kept; "
                 "make room or name another store, and run again"
             ) from error
-
-    def _rename(self, path: Path, data: bytes) -> None:
-        partial = Path(self._root) / "partial" / f"{_runner()}-{uuid.uuid4().hex}"
-        for folder in (partial.parent, path.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_bytes(data)
-            os.replace(partial, path)
-        except BaseException:  # a full disk, or Ctrl-C
-            partial.unlink(missing_ok=True)
-            raise
+        finally:  # a full disk, or Ctrl-C
+            if self._local:
+                with suppress(OSError):
+                    os.unlink(partial)
 
     def sweep(self) -> None:
         """Take away what runners of this machine that are no more left half-written."""
@@ -190,8 +186,6 @@ def _runner() -> str:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # it may be another user's
     return True

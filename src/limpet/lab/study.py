@@ -1,21 +1,28 @@
-"""What a study is: cells (one policy on one model each), their shards, and what judges and measures the samples."""
+"""What a study is: cells, their shards, and what judges and measures the samples.
+
+A cell is one of two kinds: samples of one sampler on one model, or a probe, which looks inside paths or states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError
-from limpet.judges import CONVENTIONS
 from limpet.metrics import METRICS
-from limpet.policy import Policy
+from limpet.samplers import Sampler
+from limpet.scoring import AUTO
 
 if TYPE_CHECKING:
     from limpet.lab.page import Page
     from limpet.lab.results import Results
 
 DIVERSITY = ("entropy", "dist-4", "rep-4", "self-bleu")  # the paper's, in its order
+TRUE_LAW = "true law"  # what tables call the judge of a model whose law is known
+TERMS = attrgetter("model", "n", "length", "prompts", "sampler.nfe", "early")  # that a replay shares with its cell
 
 
 @dataclass(frozen=True)
@@ -31,35 +38,61 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Cell:
-    """One policy on one model, in every shard."""
+    """One sampler on one model, in every shard."""
 
     name: str
     model: str
-    policy: Policy
+    sampler: Sampler
     n: int  # samples in a shard
     length: int | None = None  # the model's own unless told
     prompts: Prompts | None = None
-    replay: str | None = None  # the cell whose selection this one replays: same positions, same steps
+    replay: str | None = None  # the cell whose selection this one replays: same positions, same calls
 
     @property
-    def trunk(self) -> tuple[object, ...]:
-        """What cells must have in common to share the beginning of a path."""
-        policy = self.policy
-        start = (policy.nfe, policy.warmup, policy.grid, policy.top_p, policy.boundary)
-        return self.model, self.n, self.length, self.prompts, start
+    def early(self) -> int:
+        """How many first calls select nothing, as far as the sampler tells."""
+        return getattr(self.sampler, "early", 0)
+
+
+class Seen(NamedTuple):
+    """One figure of one shard: of which model, what, where, and how many events it is a mean over."""
+
+    model: str
+    quantity: str
+    at: dict[str, Any]
+    value: float
+    unit: str = ""
+    events: int | None = None
+
+
+# (models, settings, which shard, the seeds of all) -> what was seen in that shard
+Look = Callable[[Sequence[Denoiser], Any, int, tuple[int, ...]], Iterable[Seen]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A look inside paths or forward states, in every shard: a function of a module, and a dataclass of settings.
+
+    A setting `text` is a file; its content counts, not its name."""
+
+    name: str
+    models: tuple[str, ...]
+    look: Look
+    settings: Any
+    cost: int = 2**16  # tokens through the network in a shard, roughly
 
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge by name, and how it reads a sample."""
+    """A judge by name, and how it reads a sample: by a convention, or by the one that fits the model."""
 
     name: str
-    convention: str = "ids"
+    convention: str = AUTO
 
     @property
-    def label(self) -> str:
+    def caption(self) -> str:
         """What tables call it."""
-        return self.name if self.convention == "ids" else f"{self.name} ({self.convention})"
+        return self.name if self.convention in (AUTO, "ids") else f"{self.name} ({self.convention})"
 
 
 @dataclass(frozen=True)
@@ -70,55 +103,63 @@ class Study:
 
     name: str
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell | Probe, ...]
     shards: tuple[int, ...]
     show: Callable[[Results], Page] = field(repr=False)
     judges: tuple[Judging, ...] = ()
     metrics: tuple[str, ...] = DIVERSITY
     preset: str = ""
+    conventions: Mapping[str, str] = field(default_factory=dict)  # how each quantity of its probes is taken
 
     def __post_init__(self) -> None:
         if not self.cells or not self.shards:
             raise LimpetError(f"study {self.name} has {len(self.cells)} cells and {len(self.shards)} shards; give both")
         _distinct(f"shard of study {self.name}", self.shards)
         _distinct(f"cell of study {self.name}", [cell.name for cell in self.cells])
-        _distinct(f"judge of study {self.name}", [judging.label for judging in self.judges])
+        _distinct(f"judge of study {self.name}", [judging.caption for judging in self.judges])
         known = [metric.name for metric in METRICS]
         for name in self.metrics:
             if name not in known:
                 raise LimpetError(f"there is no metric {name!r}; there are {', '.join(known)}")
-        for judging in self.judges:
-            if judging.convention not in CONVENTIONS:
-                raise LimpetError(f"convention {judging.convention!r} is none of {', '.join(CONVENTIONS)}")
-        for cell in self.cells:
+        for cell in self.samples:
             _check(self, cell)
 
-    def cell(self, name: str) -> Cell:
-        return next(cell for cell in self.cells if cell.name == name)
+    @property
+    def samples(self) -> tuple[Cell, ...]:
+        """The cells that are made of samples."""
+        return tuple(cell for cell in self.cells if isinstance(cell, Cell))
+
+    @property
+    def captions(self) -> list[str]:
+        """What tables call the judges."""
+        return [judging.caption for judging in self.judges] or [TRUE_LAW]
+
+    def cell(self, name: str) -> Cell | None:
+        return next((cell for cell in self.samples if cell.name == name), None)
 
 
 def _distinct(what: str, names: Iterable[object]) -> None:
-    seen = set()
-    for name in names:
-        if name in seen:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise LimpetError(f"{what} {name!r} is there twice; give each once")
-        seen.add(name)
 
 
 def _check(study: Study, cell: Cell) -> None:
     if cell.n < 1:
         raise LimpetError(f"cell {cell.name} has {cell.n} samples in a shard; ask for at least one")
-    if cell.prompts is not None and cell.n % cell.prompts.each:
+    if cell.prompts is not None and (cell.prompts.each < 1 or cell.n % cell.prompts.each):
         raise LimpetError(f"cell {cell.name} has {cell.n} samples, {cell.prompts.each} of each prompt; give a multiple")
-    if cell.policy.values == "recorded" and cell.replay is None:
+    if getattr(cell.sampler, "values", None) == "recorded" and cell.replay is None:
         raise LimpetError(f"cell {cell.name} has values='recorded'; say which cell it replays")
     if cell.replay is None:
         return
-    source = next((other for other in study.cells if other.name == cell.replay), None)
-    if source is None or source.replay is not None:
+    recorded = study.cell(cell.replay)
+    if recorded is None or recorded.replay is not None:
         raise LimpetError(f"cell {cell.name} replays {cell.replay!r}, which is no cell that selects for itself")
-    if source.trunk != cell.trunk:
+    if type(cell.sampler).replay is Sampler.replay:
+        raise LimpetError(f"cell {cell.name} replays {cell.replay}, but {cell.sampler.name} replays nothing")
+    if TERMS(recorded) != TERMS(cell):
         raise LimpetError(
-            f"cell {cell.name} replays {cell.replay}, so they must agree on model, samples, length, prompts, nfe, "
-            "warmup, grid, top_p and boundary"
+            f"cell {cell.name} replays {cell.replay}, so they must agree on model, samples, length, prompts, nfe and "
+            "the calls before the first selection"
         )

@@ -2,89 +2,92 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from limpet.denoisers import Denoiser
+from limpet import registry, scoring
+from limpet.denoisers import Denoiser, tokenizer_digest
 from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
+from limpet.files import read_text
 from limpet.judges import CONVENTIONS
-from limpet.lab.bench import Bench
-from limpet.lab.measure import TRUE_LAW, conventions
+from limpet.lab.shelf import Shelf
 from limpet.lab.store import canonical, digest
-from limpet.lab.study import Cell, Prompts, Study
+from limpet.lab.study import Cell, Probe, Prompts, Study
 
-LAW = 1  # of the sampler and the measures: raised whenever equal inputs would give another result
+LAW = 1  # of the samplers and the measures: raised whenever equal inputs would give another result
+
+Prefixes = tuple[tuple[int, ...], ...]  # ids, for each sample
 
 
 @dataclass(frozen=True)
 class Unit:
     """One cell in one shard: all that a worker needs to make it."""
 
-    key: str
-    cell: Cell
-    seed: int
-    length: int
-    prefixes: tuple[tuple[int, ...], ...] | None  # one for each sample
-    source: str | None  # key of the unit whose selection it replays
+    cell: Cell | Probe
+    shard: int  # which of
+    shards: tuple[int, ...]  # the seeds
     facts: dict[str, Any]  # what the key is the digest of
+    cost: int  # tokens through the network, roughly: what time left is reckoned by
+
+    @cached_property
+    def key(self) -> str:
+        return digest(canonical(self.facts))[:40]
 
     @property
-    def cost(self) -> int:
-        """Tokens through the network, roughly: what time left is reckoned by."""
-        return self.cell.policy.nfe * self.cell.n * self.length
+    def seed(self) -> int:
+        return self.shards[self.shard]
+
+
+START = attrgetter("seed", "cell.model", "cell.n", "length", "prefixes")
+
+
+@dataclass(frozen=True)
+class Walk(Unit):
+    """Samples of one cell in one shard."""
+
+    cell: Cell
+    length: int
+    prefixes: Prefixes | None
+    source: str | None  # key of the walk that it replays
+
+    def shared(self, other: Walk) -> int:
+        """How many first calls are the same: as many as both samplers say, and where one replays what the other does
+        not, none that may select."""
+        if START(self) != START(other):
+            return 0
+        mine, theirs = self.cell.sampler, other.cell.sampler
+        calls = min(mine.shared(theirs), theirs.shared(mine))
+        return calls if self.source == other.source else min(calls, self.cell.early, other.cell.early)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A study resolved on real models and judges."""
 
-    study: Study
     units: tuple[Unit, ...]
-    models: dict[str, str]  # name -> digest
-    judges: tuple[dict[str, str], ...]
-    conventions: dict[str, str]
+    document: dict[str, Any]  # what the store remembers, so that status and report need no model
 
     def groups(self) -> list[list[Unit]]:
-        """Units that can share the beginning of a path, one list for each, in a fixed order."""
-        groups: dict[object, dict[str, Unit]] = {}
-        for unit in self.units:
-            groups.setdefault((unit.seed, unit.cell.trunk), {}).setdefault(unit.key, unit)
-        return [list(group.values()) for group in groups.values()]
+        """What is worked together, in a fixed order: walks that begin alike, and replays after what they replay."""
+        distinct = {unit.key: unit for unit in self.units}.values()
+        walks: list[list[Walk]] = []
+        for walk in sorted((unit for unit in distinct if isinstance(unit, Walk)), key=lambda walk: bool(walk.source)):
+            for group in walks:
+                if any(walk.source == other.key or (not walk.source and walk.shared(other)) for other in group):
+                    group.append(walk)
+                    break
+            else:
+                walks.append([walk])
+        return [[unit] for unit in distinct if not isinstance(unit, Walk)] + [list[Unit](group) for group in walks]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What the store remembers, so that status and report need no model."""
-        study = self.study
-        keys: dict[str, list[str]] = {}
-        for unit in self.units:
-            keys.setdefault(unit.cell.name, []).append(unit.key)
-        return {
-            "study": study.name,
-            "title": study.title,
-            "preset": study.preset,
-            "law": LAW,
-            "shards": list(study.shards),
-            "models": self.models,
-            "judges": list(self.judges),
-            "conventions": self.conventions,
-            "cells": [
-                {
-                    "name": cell.name,
-                    "model": cell.model,
-                    "policy": cell.policy.to_dict(),
-                    "n": cell.n,
-                    "replay": cell.replay,
-                    "keys": keys[cell.name],
-                }
-                for cell in study.cells
-            ],
-        }
+
+def _named(probe: Probe) -> str:
+    return f"{probe.look.__module__}:{probe.look.__qualname__}"
 
 
 def name(study: Study) -> str:
@@ -92,62 +95,114 @@ def name(study: Study) -> str:
     return f"{study.name}-{study.preset}" if study.preset else study.name
 
 
-def resolve(study: Study, bench: Bench) -> Plan:
-    """Load every model and judge once, or say which cannot be had, and key every unit."""
-    models = {cell.model: bench.model(cell.model) for cell in study.cells}
-    judges = [
-        {"name": judging.name, "convention": judging.convention, "digest": bench.judge(judging.name).digest}
-        for judging in study.judges
-    ]
-    for cell in study.cells:
-        if not study.judges and not isinstance(models[cell.model], Source):
-            raise LimpetError(f"the true law of {cell.model} is not known: study {study.name} needs a judge")
+def resolve(study: Study, shelf: Shelf) -> Plan:
+    """Load every model and judge once, or say which cannot be had or read, and key every unit."""
+    names = [name for cell in study.cells for name in (cell.models if isinstance(cell, Probe) else [cell.model])]
+    models = {name: shelf.model(name) for name in names}
+    judges = {cell.model: judges_of(study, models[cell.model], shelf) for cell in study.samples}
     units: list[Unit] = []
-    for shard, seed in enumerate(study.shards):
+    for shard in range(len(study.shards)):
         made: dict[str, Unit] = {}
-        for cell in sorted(study.cells, key=lambda cell: cell.replay is not None):  # sources before their replays
-            made[cell.name] = _unit(study, cell, models[cell.model], judges, shard, seed, made)
+        for cell in sorted(study.cells, key=lambda cell: getattr(cell, "replay", None) is not None):
+            if isinstance(cell, Probe):
+                made[cell.name] = _look(study, cell, [models[name] for name in cell.models], shard)
+            else:
+                made[cell.name] = _samples(study, cell, models[cell.model], judges[cell.model], shard, made)
         units += [made[cell.name] for cell in study.cells]
-    rules = {judging.label: CONVENTIONS[judging.convention].rule for judging in study.judges}
-    if not judges:
-        rules = {TRUE_LAW: "the source's own law, nats per token, every token counted"}
-    prompted = any(cell.prompts for cell in study.cells)
-    digests = {name: model.digest for name, model in models.items()}
-    return Plan(study, tuple(units), digests, tuple(judges), {**rules, **conventions(study.metrics, prompted)})
+    known = {canonical(judge): judge for some in judges.values() for judge in some}
+    rules = {one["convention"]: CONVENTIONS[one["convention"]].rule for one in known.values()}
+    measures = scoring.conventions(study.metrics, any(cell.prompts for cell in study.samples)) if judges else {}
+    keys = {cell.name: [unit.key for unit in units if unit.cell is cell] for cell in study.cells}
+    return Plan(tuple(units), {
+        "study": study.name,
+        "title": study.title,
+        "preset": study.preset,
+        "law": LAW,
+        "shards": list(study.shards),
+        "models": {name: model.digest for name, model in models.items()},
+        "judges": list(known.values()),  # each with every convention that it reads by here
+        "conventions": {**rules, **measures, **study.conventions},
+        "cells": [{**_written(cell), "name": cell.name, "keys": keys[cell.name]} for cell in study.cells],
+    })  # fmt: skip
 
 
-def _unit(
-    study: Study, cell: Cell, model: Denoiser, judges: Iterable[dict[str, str]], shard: int, seed: int,
-    made: dict[str, Unit],
-) -> Unit:  # fmt: skip
+def _written(cell: Cell | Probe) -> dict[str, Any]:
+    if isinstance(cell, Probe):
+        return {"models": list(cell.models), "look": _named(cell), "settings": asdict(cell.settings)}
+    return {"model": cell.model, "sampler": cell.sampler.to_dict(), "n": cell.n, "replay": cell.replay}
+
+
+def judges_of(study: Study, model: Denoiser, shelf: Shelf) -> list[dict[str, str]]:
+    """Who judges a model's samples, and by which convention; or why one cannot."""
+    if not study.judges and scoring.true_law(model) is None:
+        raise LimpetError(f"the true law of {model.name} is not known: study {study.name} needs a judge")
+    return [
+        {
+            "name": judging.name,
+            "digest": judge.digest,
+            "precision": judge.precision,
+            "convention": scoring.way_for(judge, model, judging.convention).convention,
+        }
+        for judging, judge in shelf.judges(study.judges, model)
+    ]
+
+
+def _samples(
+    study: Study, cell: Cell, model: Denoiser, judges: list[dict[str, str]], shard: int, made: dict[str, Unit]
+) -> Walk:
     length = cell.length or model.length
-    prefixes = None if cell.prompts is None else _prefixes(cell.prompts, model, cell.n, shard, seed)
-    source = None if cell.replay is None else made[cell.replay].key
+    prefixes = _prefixes(cell, cell.prompts, model, length, shard, study.shards[shard]) if cell.prompts else None
+    source = cell.replay and made[cell.replay].key
+    sampler = {
+        knob: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for knob, value in cell.sampler.to_dict().items()
+    }
     facts = {
         "law": LAW,
         "model": model.digest,
-        "policy": cell.policy.to_dict(),
-        "seed": seed,
+        "tokenizer": tokenizer_digest(model.tokenizer),
+        "sampler": {**sampler, "sampler": Path(cell.sampler.name).name},  # not the folder that its file stands in
+        "code": registry.code_digest(type(cell.sampler)),
+        "seed": study.shards[shard],
         "n": cell.n,
         "length": length,
-        "prefixes": None if prefixes is None else digest(canonical(prefixes)),
+        "prefixes": prefixes and digest(canonical(prefixes)),
         "replay": source,
         "judges": [{"digest": judge["digest"], "convention": judge["convention"]} for judge in judges],
-        "measures": conventions(study.metrics, cell.prompts is not None),
+        "measures": scoring.conventions(study.metrics, cell.prompts is not None),
     }
-    key = hashlib.sha256(canonical(facts)).hexdigest()[:40]
-    return Unit(key, cell, seed, length, prefixes, source, facts)
+    return Walk(cell, shard, study.shards, facts, cell.sampler.nfe * cell.n * length, length, prefixes, source)
 
 
-def _prefixes(prompts: Prompts, model: Denoiser, n: int, shard: int, seed: int) -> tuple[tuple[int, ...], ...]:
+def _look(study: Study, probe: Probe, models: list[Denoiser], shard: int) -> Unit:
+    settings = asdict(probe.settings)
+    if settings.get("text") is not None:
+        settings["text"] = digest(read_text(settings["text"], "name a UTF-8 text file").encode())
+    facts = {
+        "law": LAW,
+        "models": [model.digest for model in models],
+        "look": _named(probe),
+        "code": registry.code_digest(probe.look),
+        "settings": settings,
+        "seed": study.shards[shard],
+        "shard": shard,
+        "shards": len(study.shards),
+    }
+    return Unit(probe, shard, study.shards, facts, probe.cost)
+
+
+def _prefixes(cell: Cell, prompts: Prompts, model: Denoiser, length: int, shard: int, seed: int) -> Prefixes:
     """The ids that each sample of a shard begins with; shards take the texts in turn."""
-    count = n // prompts.each
+    if prompts.tokens >= length:
+        raise LimpetError(f"prompts of {prompts.tokens} tokens leave nothing to generate in {length}")
+    count = cell.n // prompts.each
     if prompts.texts == "source":
         if not isinstance(model, Source):
             raise LimpetError(f"{model.name} is no exact source, so prompts cannot be drawn from it: name a file")
         ids: list[list[int]] = model.draw(count, seed)[:, : prompts.tokens].tolist()
     else:
-        lines = _lines(prompts.texts)[shard * count : (shard + 1) * count]
+        text = read_text(prompts.texts, "name a text file, one prompt a line")
+        lines = [line for line in text.splitlines() if line.strip()][shard * count : (shard + 1) * count]
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer, so it cannot continue texts")
         ids = [model.tokenizer.encode(line)[: prompts.tokens] for line in lines]
@@ -158,23 +213,3 @@ def _prefixes(prompts: Prompts, model: Denoiser, n: int, shard: int, seed: int) 
                 f"{prompts.texts} must hold {count} prompts for every shard, of {prompts.tokens} tokens or more; {what}"
             )
     return tuple(tuple(row) for row in ids for _ in range(prompts.each))
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LimpetError(
-            f"the prompts {path} cannot be read ({error}): name a text file, one prompt a line"
-        ) from error
-
-
-def fixed(unit: Unit) -> Tensor:
-    """(n, L) given tokens, -1 where free."""
-    given = torch.full((unit.cell.n, unit.length), -1)
-    if unit.prefixes is not None:
-        rows = torch.tensor(unit.prefixes)
-        if rows.shape[1] >= unit.length:
-            raise LimpetError(f"prompts of {rows.shape[1]} tokens leave nothing to generate in {unit.length}")
-        given[:, : rows.shape[1]] = rows
-    return given

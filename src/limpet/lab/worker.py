@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
-from limpet import process
+from limpet import scoring
+from limpet.engine.path import open_path
+from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
 from limpet.lab import paths
-from limpet.lab.bench import Bench, provenance
-from limpet.lab.measure import measure
-from limpet.lab.paths import Arm, Trail
+from limpet.lab.paths import PAPERS, Trail
+from limpet.lab.shelf import Shelf, provenance
 from limpet.lab.store import Store, Unwritable
-from limpet.lab.study import Judging
-from limpet.lab.units import Unit, fixed
-from limpet.sampler import NEVER, Run
-from limpet.samples import Counted, Selection, prepare
-from limpet.streams import Stream
+from limpet.lab.study import Judging, Probe
+from limpet.lab.units import Unit, Walk
+from limpet.samples import Counted, given_tokens
+from limpet.stats import numbers
 
 BATCH = {"cpu": 8192, "cuda": 65536}  # tokens at once: fixed, as a network may round otherwise in another batch
 
@@ -49,14 +49,18 @@ class Event(NamedTuple):
     fatal: bool = False  # nothing else can be made either
 
 
+def told(unit: Unit, seconds: float = 0.0, error: str | None = None, fatal: bool = False) -> Event:
+    return Event(unit.key, unit.cell.name, unit.seed, unit.cost, seconds, error, fatal)
+
+
 class Worker:
     """Models and judges on one device, and the store that results go to."""
 
-    def __init__(self, job: Job, device: str | None = None, bench: Bench | None = None) -> None:
+    def __init__(self, job: Job, device: str | None = None, shelf: Shelf | None = None) -> None:
         if job.threads:
             torch.set_num_threads(job.threads)
         self.job, self.store = job, Store(job.store)
-        self.bench = bench or Bench(device, job.precision)
+        self.shelf = shelf or Shelf(device, job.precision)
 
     def work(self, group: Sequence[Unit]) -> Iterator[Event]:
         """Make the units of a group that are not there yet; what fails is told, and loses nothing that is done."""
@@ -64,82 +68,81 @@ class Worker:
         left = {unit.key: unit for unit in group if not self.store.has(unit.key)}
         try:
             with torch.inference_mode():
-                for unit, trails in self._walk(list(left.values())):
-                    self._publish(unit, trails)
+                for unit, tensors, rows in self._made(list(left.values())):
+                    self.store.write(unit.key, tensors, {"facts": unit.facts, **rows})
                     seconds, begun = time.monotonic() - begun, time.monotonic()
                     self.store.log({"unit": unit.key, "cell": unit.cell.name, "seed": unit.seed, "seconds": seconds})
                     del left[unit.key]
-                    yield Event(unit.key, unit.cell.name, unit.seed, unit.cost, seconds)
+                    yield told(unit, seconds)
         except Exception as error:
             reason = str(error) if isinstance(error, LimpetError) else f"{type(error).__name__}: {error}"
-            fatal = isinstance(error, Unwritable)
-            for unit in left.values():
-                yield Event(unit.key, unit.cell.name, unit.seed, unit.cost, 0.0, reason, fatal)
+            yield from (told(unit, error=reason, fatal=isinstance(error, Unwritable)) for unit in left.values())
 
-    def _walk(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, list[Trail]]]:
-        if not units:
-            return
-        model = Counted(self.bench.model(units[0].cell.model))
-        given = fixed(units[0]).to(model.device)
-        size = max(1, BATCH[model.device.type] // given.shape[1])
-        batches = [slice(start, min(len(given), start + size)) for start in range(0, len(given), size)]
-
-        def run(unit: Unit, rows: slice, replay: Selection | None) -> Run:
-            stream = Stream(unit.seed, torch.arange(rows.start, rows.stop, device=model.device))
-            return prepare(model, unit.cell.policy, stream, given[rows], replay=replay)
-
-        def runs(unit: Unit) -> list[Run]:
-            whole = None if unit.source is None else self._selection(unit.source)
-            return [run(unit, rows, None if whole is None else _on(whole[rows], model.device)) for rows in batches]
-
-        arms = []
+    def _made(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor], dict[str, Any]]]:
+        """What the store is to keep of each unit."""
+        walks = [unit for unit in units if isinstance(unit, Walk)]
+        for walk, trails in self._walked(walks) if walks else ():
+            yield walk, *self._measured(walk, trails)
         for unit in units:
-            # Marks do not depend on what is replayed, only on whose selection it is.
-            nothing = Selection(torch.full((1, unit.length), NEVER), torch.zeros(1, unit.length, dtype=torch.long))
-            one = run(unit, slice(0, 1), None if unit.source is None else _on(nothing, model.device))
-            arms.append(Arm(unit.key, paths.marks(one, unit.source), unit.source is not None, _once(runs, unit)))
-        by_key = {unit.key: unit for unit in units}
-        first = min(arms, key=lambda arm: arm.late)
-        for arm, trails in paths.walk(arms, paths.begin(first.runs())):
-            yield by_key[arm.key], trails
+            if isinstance(probe := unit.cell, Probe):
+                models = [self.shelf.model(name) for name in probe.models]
+                seen = [
+                    {**one._asdict(), "at": list(one.at.items()), "value": numbers([one.value])[0]}
+                    for one in probe.look(models, probe.settings, unit.shard, unit.shards)
+                ]
+                yield unit, {}, {"provenance": [provenance(model) for model in models], "seen": seen}
 
-    def _selection(self, key: str) -> Selection:
+    def _walked(self, walks: Sequence[Walk]) -> Iterator[tuple[Walk, list[Trail]]]:
+        """Walks that begin alike, batch by batch."""
+        first, cell = walks[0], walks[0].cell
+        model = Counted(self.shelf.model(cell.model))
+        prefix = None if first.prefixes is None else torch.tensor(first.prefixes)
+        given = given_tokens(model, cell.n, first.length, prefix, None).to(model.device)
+        size = max(1, BATCH[model.device.type] // first.length)
+        batches = torch.split(torch.arange(cell.n, device=model.device), size)
+        return paths.walk(
+            walks, [open_path(model, Stream(first.seed, rows), given[rows]) for rows in batches], self._memory
+        )
+
+    def _memory(self, key: str) -> list[Tensor]:
+        """What a unit that is to be replayed remembered at its end."""
         found = self.store.read(key)
         if found is None:
             raise LimpetError(f"unit {key}, whose selection is to be replayed, is not in the store")
-        tensors = found.tensors
-        if "selected_at" not in tensors:  # it selected nothing
-            return Selection(torch.full(tensors["tokens"].shape, NEVER), torch.zeros_like(tensors["tokens"]).long())
-        at = tensors["selected_at"].long()
-        return Selection(torch.where(at < 0, NEVER, at), tensors["labels"].long())
+        if not found.rows["memory"]:
+            raise LimpetError(f"unit {key} remembers nothing that could be replayed")
+        return [found.tensors[name].to(getattr(torch, kind)) for name, kind in found.rows["memory"]]
 
-    def _publish(self, unit: Unit, trails: Sequence[Trail]) -> None:
-        model = self.bench.model(unit.cell.model)
+    def _measured(self, unit: Walk, trails: Sequence[Trail]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tokens and the sampler's last memory; scores, diversity, and what was marked along the path."""
+        model = self.shelf.model(unit.cell.model)
         tokens = torch.cat([trail.state.tokens for trail in trails]).cpu()
-        at = torch.cat([trail.state.selected_at for trail in trails]).cpu()
-        labels = torch.cat([trail.state.labels for trail in trails]).cpu()
-        selected = (at != NEVER).sum(-1)
-        tensors = {"tokens": tokens.int()}
-        if selected.any():
-            tensors |= {"selected_at": torch.where(at == NEVER, -1, at).short(), "labels": labels.int()}
-        judges = [(self.bench.judge(judging.name), judging.convention) for judging in self.job.judges]
-        columns, sets = measure(tokens, unit.prefixes, model, judges, self.job.metrics)
-        policy = unit.cell.policy
-        after = policy.nfe - 1 - process.warmup_steps(policy.nfe, policy.warmup)
-        visible = torch.cat([trail.visible for trail in trails]).double().cpu() / max(1, after)
-        rows: dict[str, Any] = {
-            "facts": unit.facts,
-            "provenance": provenance(model),
+        memory = [torch.cat(part).cpu() for part in zip(*(trail.state.memory for trail in trails), strict=True)]
+        names = getattr(trails[0].state.memory, "_fields", ("tokens",))
+        if "tokens" in names:  # taken, or it has no names
+            names = tuple(f"memory{i}" for i in range(len(memory)))
+        given = len(unit.prefixes[0]) if unit.prefixes else 0
+        prompts = None if unit.prefixes is None else [",".join(map(str, prefix)) for prefix in unit.prefixes]
+        columns, sets = scoring.diversity(tokens[:, given:], self.job.metrics, prompts)
+        for i, (_, judge) in enumerate(self.shelf.judges(self.job.judges, model)):
+            scores = scoring.score(judge, model, tokens, given, unit.facts["judges"][i]["convention"])
+            # By number, not by name: one judge may go by two names, and the unit is the same.
+            columns |= {f"{name}:{i}": numbers(getattr(scores, name)) for name in ("nll", "tokens", "dropped")}
+        for mark in {name: None for trail in trails for name in trail.marks}:
+            count = torch.cat([trail.marks.get(mark, trail.path.nowhere.sum(-1)) for trail in trails]).tolist()
+            if mark in PAPERS or any(count):  # others may be of whoever led the path so far
+                columns[mark] = count
+        kinds = [str(part.dtype).removeprefix("torch.") for part in memory]
+        tensors = dict(zip(("tokens", *names), map(_narrow, (tokens, *memory)), strict=True))
+        return tensors, {
+            "provenance": [provenance(model)],
             "nfe": max(trail.calls for trail in trails),
-            "columns": {**columns, "selected": selected.tolist(), "visible": visible.tolist()},
+            "memory": list(zip(names, kinds, strict=True)),
+            "columns": columns,
             "sets": sets,
         }
-        self.store.write(unit.key, tensors, rows)
 
 
-def _on(selection: Selection, device: torch.device) -> Selection:
-    return Selection(selection.selected_at.to(device), selection.labels.to(device))
-
-
-def _once(runs: Callable[[Unit], list[Run]], unit: Unit) -> Callable[[], Sequence[Run]]:
-    return cache(lambda: runs(unit))
+def _narrow(part: Tensor) -> Tensor:
+    """Whole numbers in half the bytes, where they fit."""
+    return part.int() if part.dtype == torch.long and torch.equal(part.int().long(), part) else part

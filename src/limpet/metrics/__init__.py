@@ -26,26 +26,12 @@ METRICS = (
     Metric("dist-4", "distinct over all 4-grams, pooled within the shard", partial(dist, n=4), "set"),
     Metric("rep-4", "1 - distinct over all 4-grams, each sequence its own", partial(rep, n=4)),
     Metric("self-bleu", "BLEU-4 against the rest of the shard, add-one above unigrams", self_bleu),
-    Metric(
-        "self-bleu-all",
-        "BLEU-4 against the rest of the shard, add-one on every order",
-        partial(self_bleu, smoothing="add-one-all"),
-    ),
+    Metric("self-bleu-all", "BLEU-4 against the rest of the shard, add-one on every order",
+           partial(self_bleu, smoothing="add-one-all")),
     Metric("length", "ids in a sequence", length),
-)
+)  # fmt: skip
 
 __all__ = [
-    "METRICS",
-    "SMOOTHINGS",
-    "Metric",
-    "Pack",
-    "count",
-    "dist",
-    "entropy",
-    "frontier_area",
-    "length",
-    "mauve",
-    "pack",
-    "rep",
-    "self_bleu",
-]
+    "METRICS", "SMOOTHINGS", "Metric", "Pack", "count", "dist", "entropy", "frontier_area", "length", "mauve", "pack",
+    "rep", "self_bleu",
+]  # fmt: skip

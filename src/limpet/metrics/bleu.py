@@ -14,23 +14,14 @@ ORDERS = 4
 EPSILON = 0.1  # method 1's count for an order that matches nothing
 
 
-def _add_one(matched: Floats, total: Floats) -> Floats:
-    bonus: Floats = np.array([0.0, 1, 1, 1])[:, None]
-    return np.divide(matched + bonus, total + bonus)
+ABOVE_UNIGRAMS: Floats = np.array([0.0, 1, 1, 1])[:, None]
 
-
-def _add_one_all(matched: Floats, total: Floats) -> Floats:
-    return (matched + 1) / (total + 1)
-
-
-def _method_1(matched: Floats, total: Floats) -> Floats:
-    return np.where(matched > 0, matched, EPSILON) / total
-
-
+# From (orders, n) matches and n-grams in all to precisions.
 SMOOTHINGS: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "add-one": _add_one,  # one more match and one more n-gram above unigrams: NLTK's method 2
-    "add-one-all": _add_one_all,  # the same for unigrams too
-    "method-1": _method_1,  # EPSILON matches where an order has none
+    # one more match and one more n-gram above unigrams: NLTK's method 2
+    "add-one": lambda matched, total: np.divide(matched + ABOVE_UNIGRAMS, total + ABOVE_UNIGRAMS),
+    "add-one-all": lambda matched, total: (matched + 1) / (total + 1),  # the same for unigrams too
+    "method-1": lambda matched, total: np.where(matched > 0, matched, EPSILON) / total,
 }
 
 

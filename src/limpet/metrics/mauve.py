@@ -27,8 +27,8 @@ def _reduce(features: Floats) -> Floats:
 
 def _nearest(points: Floats, centres: Floats) -> tuple[Ints, Floats]:
     square = (points**2).sum(1)[:, None] - 2 * points @ centres.T + (centres**2).sum(1)
-    label = square.argmin(1)
-    return label, np.maximum(square[np.arange(len(points)), label], 0)
+    cluster = square.argmin(1)
+    return cluster, np.maximum(square[np.arange(len(points)), cluster], 0)
 
 
 def _k_means(points: Floats, k: int, random: np.random.Generator, rounds: int) -> tuple[Ints, float]:
@@ -41,18 +41,18 @@ def _k_means(points: Floats, k: int, random: np.random.Generator, rounds: int) -
         centre = points[random.choice(len(points), p=weight)]
         centres = np.vstack([centres, centre])
         square = np.minimum(square, ((points - centre) ** 2).sum(1))
-    label, square = _nearest(points, centres)
+    cluster, square = _nearest(points, centres)
     for _ in range(rounds):
         sums = np.zeros_like(centres)
-        np.add.at(sums, label, points)
-        size = np.bincount(label, minlength=k)
+        np.add.at(sums, cluster, points)
+        size = np.bincount(cluster, minlength=k)
         centres = np.where(size[:, None] > 0, sums / np.maximum(size, 1)[:, None], centres)
         empty = np.flatnonzero(size == 0)
         centres[empty] = points[np.argsort(-square)[: len(empty)]]
-        before, (label, square) = label, _nearest(points, centres)
-        if (label == before).all():
+        before, (cluster, square) = cluster, _nearest(points, centres)
+        if (cluster == before).all():
             break
-    return label, float(square.sum())
+    return cluster, float(square.sum())
 
 
 def _divergence(law: Floats, mixture: Floats) -> float:
@@ -86,7 +86,7 @@ def mauve(
     scores = []
     for seed in range(seeds):
         random = np.random.default_rng(seed)
-        label, _ = min((_k_means(points, k, random, rounds) for _ in range(redo)), key=lambda result: result[1])
-        p, q = (np.bincount(part, minlength=k) / len(part) for part in (label[: len(a)], label[len(a) :]))
+        cluster, _ = min((_k_means(points, k, random, rounds) for _ in range(redo)), key=lambda result: result[1])
+        p, q = (np.bincount(part, minlength=k) / len(part) for part in (cluster[: len(a)], cluster[len(a) :]))
         scores.append(frontier_area(p, q))
     return np.array(scores)

@@ -1,1 +1,1 @@
-"""The built-in models, one folder each, and the command that measures them for their cards."""
+"""The built-in models, one folder each."""

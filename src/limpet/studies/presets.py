@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from limpet.compare import SHARDS
 from limpet.errors import LimpetError
 from limpet.lab.study import Judging, Prompts
-from limpet.policy import Policy
+from limpet.samplers import CRS, Native, knobs
 
-# Paragraphs of books held out from the built-in models' training; six of the 256 stand in a training book as well.
-PROMPTS = Path(__file__).with_name("prompts.txt")
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Preset:
     about: str
     distilled: str
     base: str
-    labels: dict[str, str]  # what tables call the models
+    captions: dict[str, str]  # what tables call the models
     judges: tuple[Judging, ...]
     shards: tuple[int, ...]
     n: int  # samples in a shard
@@ -43,13 +44,23 @@ class Preset:
         return max(1, self.nfe // 8)
 
     @property
-    def policy(self) -> Policy:
+    def crs(self) -> CRS:
         """CRS at this preset's calls."""
-        return Policy(nfe=self.nfe)
+        return CRS(nfe=self.nfe)
 
     @property
-    def native(self) -> Policy:
-        return self.policy.but(horizon=0)
+    def native(self) -> Native:
+        return Native(nfe=self.nfe)
+
+    def horizons(self, crs: CRS) -> dict[str, Native]:
+        """A CRS by how long its labels stay visible: never, which is native sampling, for the horizon, for ever."""
+        native = Native(**{knob: getattr(crs, knob) for knob in knobs(Native)})
+        return {"0": native, "short": crs.but(horizon=self.horizon), "ever": crs}
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Horizons as tables print them."""
+        return {"0": "0", "short": str(self.horizon), "ever": "∞"}
 
     @property
     def roles(self) -> dict[str, str]:
@@ -57,75 +68,21 @@ class Preset:
         return {"distilled": self.distilled, "base": self.base}
 
 
-PAPER = Preset(
-    name="paper",
-    about="the paper's own: the released checkpoints, length 1024, 4 x 64 samples, GPT-2-Large and Pythia-1.4B; a GPU",
-    distilled="s-sahoo/duo-distilled",
-    base="s-sahoo/duo",
-    labels={"distilled": "Duo-distilled", "base": "Duo"},
-    judges=(Judging("gpt2-large", "ids"), Judging("EleutherAI/pythia-1.4b", "text")),
-    shards=SHARDS,
-    n=64,
-    fine_n=64,
-    audit_n=16,
-    nfes=(8, 16, 32, 64),
-    nfe=64,
-    audit_nfe=32,
-    masses=(1.0, 0.95, 0.9, 0.85, 0.8, 0.75),
-    nodes={"distilled": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75), "base": (0.9, 0.85, 0.8, 0.75)},
-    prompts=Prompts("openwebtext-prompts.txt", tokens=50, each=5),
-    prompted_n=1280,
-    prompted_length=100,
-)
-MINI_GPU = replace(
-    PAPER,
-    name="mini-gpu",
-    about="the built-in models, 4 x 64 samples, 4 x 256 where noise would hide the effect, 64 calls; a GPU; no network",
-    distilled="mini-distilled",
-    base="mini",
-    labels={"distilled": "mini-distilled", "base": "mini"},
-    judges=(Judging("mini-judge", "ids"),),
-    fine_n=256,  # of 256 tokens: as many tokens as the paper's 64 of 1024
-    masses=(*PAPER.masses, 0.7, 0.6, 0.5, 0.4),  # a small model under CRS is less diverse than at the paper's least p
-    nodes=dict.fromkeys(("distilled", "base"), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)),  # wide steps keep every shard's order
-    prompts=Prompts(str(PROMPTS), tokens=50, each=5),
-    prompted_n=320,
-)
-MINI = replace(
-    MINI_GPU,
-    name="mini",
-    about="the built-in models, 4 x 8 samples, 32 calls: ten minutes to two hours a study on two cores; no network",
-    n=8,
-    fine_n=8,
-    audit_n=8,
-    masses=(1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4),
-    nfes=(4, 8, 16, 32),
-    nfe=32,
-    audit_nfe=16,
-    prompted_n=20,
-)
-SMOKE = replace(
-    MINI,
-    name="smoke",
-    about="exact sources scored by their true law: seconds, for tests; no network, no weights",
-    distilled="exact:words",
-    base="exact:chain",
-    labels={"distilled": "words", "base": "chain"},
-    judges=(),
-    shards=SHARDS[:2],
-    n=4,
-    fine_n=4,
-    audit_n=2,
-    nfes=(4, 8),
-    nfe=8,
-    audit_nfe=4,
-    masses=PAPER.masses,
-    nodes=PAPER.nodes,
-    prompts=Prompts("source", tokens=80, each=2),
-    prompted_n=4,
-    prompted_length=160,
-)
-PRESETS = {preset.name: preset for preset in (PAPER, MINI, MINI_GPU, SMOKE)}
+def _read() -> Iterator[Preset]:
+    """Each with all that the one which it is like has."""
+    known: dict[str, dict[str, Any]] = {}
+    for name, own in tomllib.loads((HERE / "presets.toml").read_text("utf-8")).items():
+        known[name] = {**known.get(own.pop("like", ""), {}), **own}
+        sizes = dict(known[name])
+        sizes |= {field: tuple(sizes[field]) for field in ("shards", "nfes", "masses")}
+        sizes["nodes"] = {role: tuple(nodes) for role, nodes in sizes["nodes"].items()}
+        sizes["judges"] = tuple(Judging(**judging) for judging in sizes["judges"])
+        beside = HERE / sizes["prompts"]["texts"]
+        sizes["prompts"] = Prompts(**sizes["prompts"] | ({"texts": str(beside)} if beside.is_file() else {}))
+        yield Preset(name, **sizes)
+
+
+PRESETS = {preset.name: preset for preset in _read()}
 
 
 def preset(name: str) -> Preset:

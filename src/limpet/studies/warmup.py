@@ -2,189 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
+from limpet.engine.process import warmup_steps
 from limpet.lab.claims import Claim, Finding, above, below, claim, within
-from limpet.lab.page import Contrast, Entry, Figure, Page, Panel, Series, Table, entry, signed
-from limpet.lab.results import Results
-from limpet.lab.study import Cell, Study
-from limpet.process import warmup_steps
+from limpet.lab.page import Contrast, Entry, Figure, Panel, Table, signed
+from limpet.lab.study import Cell
 from limpet.studies.presets import Preset
-from limpet.studies.published import nll_difference, value
+from limpet.studies.published import NAMES, Beside, Side, row, ticks
 
+TITLE = "What changes when selection starts later?"
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
-
-PAPER = {  # native and CRS GenPPL, native and CRS entropy
-    0.016: ("42.15 ± 0.98", "20.26 ± 0.18", "5.359 ± 0.014", "5.198 ± 0.013"),
-    0.17: ("41.87 ± 0.78", "25.93 ± 0.27", "5.357 ± 0.015", "5.297 ± 0.013"),
-    0.33: ("41.79 ± 0.84", "28.27 ± 0.53", "5.351 ± 0.015", "5.317 ± 0.015"),
-    0.5: ("42.18 ± 0.74", "29.83 ± 0.47", "5.356 ± 0.014", "5.328 ± 0.014"),
-}
-PAPER_HORIZONS = {  # NLL and entropy of horizon 8 less 0, and of for ever less 8
-    0.016: ("-0.486 ± 0.023", "-0.1276 ± 0.0082", "-0.246 ± 0.004", "-0.0336 ± 0.0022"),
-    0.17: ("-0.265 ± 0.010", "-0.0486 ± 0.0023", "-0.214 ± 0.005", "-0.0123 ± 0.0037"),
-    0.33: ("-0.211 ± 0.008", "-0.0343 ± 0.0020", "-0.180 ± 0.003", "+0.0004 ± 0.0013"),
-    0.5: ("-0.202 ± 0.006", "-0.0335 ± 0.0011", "-0.144 ± 0.006", "+0.0052 ± 0.0015"),
-}
-PAPER_SEQUENCE = {"dist-4": "0.9405 to 0.9359", "rep-4": "0.0330 to 0.0367", "self-bleu": "0.2205 to 0.2248"}
+ENDS = {"native": "native", "ever": "CRS"}  # of the horizons
 STABLE = 0.05  # nats: the paper's native GenPPL moves by 1% over the warmups, so five times that is still stable
 STABLE_ENTROPY = 0.02  # its native entropy moves by 0.008
 UNCHANGED = 0.01  # nats: a third of what the first steps of visibility cost there
 
 
-def study(preset: Preset) -> Study:
-    horizons = {"native": 0, "short": preset.horizon, "ever": None}
-    cells = tuple(
-        Cell(f"{f}/{name}", preset.distilled, preset.policy.but(warmup=f, horizon=horizon), preset.fine_n)
+def cells(preset: Preset) -> Iterable[Cell]:
+    return (
+        Cell(f"{f}/{'native' if horizon == '0' else horizon}", preset.distilled, sampler, preset.fine_n)
         for f in WARMUPS
-        for name, horizon in horizons.items()
+        for horizon, sampler in preset.horizons(preset.crs.but(warmup=f)).items()
     )
 
-    def show(results: Results) -> Page:
-        return Page(
-            tables=_tables(results, preset),
-            figures=(_figure(results, preset),),
-            contrasts=_contrasts(results, preset),
-            claims=_claims(results, preset),
-        )
 
-    return Study(
-        "warmup", "What changes when selection starts later?", cells, preset.shards, show, preset.judges,
-        preset=preset.name,
-    )  # fmt: skip
+def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+    def table(name: str, caption: str, head: Iterable[str], entries: Callable[[float], Iterable[Entry]]) -> Table:
+        rows = tuple((Entry(str(warmup_steps(preset.nfe, f))), *entries(f)) for f in WARMUPS)
+        return Table(name, caption, ("Warmup steps", *head), (rows,))
 
+    def ends(f: float) -> Iterator[Entry]:
+        for measure in ("ppl", "entropy"):
+            for end in ENDS:
+                yield from results.entries(f"{f}/{end}", [measure])
 
-def _tables(results: Results, preset: Preset) -> tuple[Table, ...]:
-    def ends(f: float) -> tuple[Entry, ...]:
-        columns = (("native", "ppl", 2), ("ever", "ppl", 2), ("native", "entropy", 3), ("ever", "entropy", 3))
-        entries = (
-            entry(results(f"{f}/{name}", measure), digits, paper)
-            for (name, measure, digits), paper in zip(columns, PAPER[f], strict=True)
-        )
-        return Entry(str(warmup_steps(preset.nfe, f))), *entries
-
-    def horizons(f: float) -> tuple[Entry, ...]:
-        columns = (("short", "native", "nll", 3), ("short", "native", "entropy", 4),
-                   ("ever", "short", "nll", 3), ("ever", "short", "entropy", 4))  # fmt: skip
-        entries = (
-            Entry(signed(results.contrast(f"{f}/{longer}", f"{f}/{shorter}", measure), digits), paper)
-            for (longer, shorter, measure, digits), paper in zip(columns, PAPER_HORIZONS[f], strict=True)
-        )
-        return Entry(str(warmup_steps(preset.nfe, f))), *entries
+    def horizons(f: float) -> Iterator[Entry]:
+        for shorter, longer in pairwise(("native", "short", "ever")):
+            for measure, digits in (("nll", 3), ("entropy", 4)):
+                cells = f"{f}/{longer}", f"{f}/{shorter}"
+                yield Entry(signed(results.contrast(*cells, measure), digits), results.paper(row(*cells), measure))
 
     h = preset.horizon
-    return (
-        Table(
-            "warmup",
-            f"{preset.labels['distilled']}: native sampling and CRS by warmup, {preset.nfe} calls.",
-            ("Warmup steps", "Native GenPPL", "CRS GenPPL", "Native entropy", "CRS entropy"),
-            (tuple(ends(f) for f in WARMUPS),),
-        ),
-        Table(
-            "warmup-horizons",
-            "Longer less shorter visibility, paired by shard; negative is lower under longer visibility.",
-            ("Warmup steps", f"ΔGenNLL ({h} - 0)", f"Δentropy ({h} - 0)", f"ΔGenNLL (∞ - {h})", f"Δentropy (∞ - {h})"),
-            (tuple(horizons(f) for f in WARMUPS),),
-        ),
+    caption = f"{preset.captions['distilled']}: native sampling and CRS by warmup, {preset.nfe} calls."
+    yield table("warmup", caption, ("Native GenPPL", "CRS GenPPL", "Native entropy", "CRS entropy"), ends)
+    caption = "Longer less shorter visibility, paired by shard; negative is lower under longer visibility."
+    steps = (f"{h} - 0", f"∞ - {h}")
+    head = (f"{what} ({step})" for step in steps for what in ("ΔGenNLL", "Δentropy"))
+    yield table("warmup-horizons", caption, head, horizons)
+
+
+def figures(results: Beside, preset: Preset) -> Iterator[Figure]:
+    steps = [float(warmup_steps(preset.nfe, f)) for f in WARMUPS]
+    lines = tuple(
+        results.noted(name, [f"{f}/{end}" for f in WARMUPS], steps, "entropy", note="ppl") for end, name in ENDS.items()
     )
-
-
-def _figure(results: Results, preset: Preset) -> Figure:
-    def series(name: str, label: str) -> Series:
-        ppl, entropy = ([results(f"{f}/{name}", measure) for f in WARMUPS] for measure in ("ppl", "entropy"))
-        x = tuple(float(warmup_steps(preset.nfe, f)) for f in WARMUPS)
-        notes = tuple(f"({e.mean:.2f})" for e in ppl)
-        return Series(label, x, tuple(e.mean for e in entropy), tuple(e.se for e in entropy), notes)
-
-    ticks = tuple((float(warmup_steps(preset.nfe, f)), str(warmup_steps(preset.nfe, f))) for f in WARMUPS)
-    panel = Panel(
-        preset.labels["distilled"], "steps before the first selection", "unigram entropy",
-        (series("native", "native"), series("ever", "CRS")), ticks,
-    )  # fmt: skip
+    axes = preset.captions["distilled"], "steps before the first selection", "unigram entropy"
     caption = f"The CRS tradeoff as selection starts later, {preset.nfe} calls; parentheses give GenPPL."
-    return Figure("warmup", caption, (panel,))
+    yield Figure("warmup", caption, (Panel(*axes, lines, ticks(steps)),))
 
 
-def _contrasts(results: Results, preset: Preset) -> tuple[Contrast, ...]:
+def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     """What unigram entropy does not see, at the paper's warmup."""
-    return tuple(
-        Contrast(
-            f"{measure}, visible for ever less {preset.horizon} steps, warmup 0.33",
-            results.contrast("0.33/ever", "0.33/short", measure),
-            paper,
-        )
-        for measure, paper in PAPER_SEQUENCE.items()
-    )
+    short, ever = "0.33/short", "0.33/ever"
+    for measure in ("dist-4", "rep-4", "self-bleu"):
+        paper = " to ".join(results.paper(cell, measure) for cell in (short, ever))
+        name = f"{measure}, visible for ever less {preset.horizon} steps, warmup 0.33"
+        yield Contrast(name, results.contrast(ever, short, measure), paper)
 
 
-def _claims(results: Results, preset: Preset) -> tuple[Claim, ...]:
+def claims(results: Beside, preset: Preset) -> Iterator[Claim]:
     later = list(pairwise(WARMUPS))
-    native, crs, native_entropy, crs_entropy = range(4)  # columns of the paper's table
+    h = preset.horizon
 
-    def printed(f: float, column: int) -> float:
-        return value(PAPER[f][column])
+    def gain(what: str, measure: str) -> list[Finding]:
+        """What native sampling has less CRS, as the warmup grows."""
+        return [
+            results.finding(below, f"{what}, warmup {b:g} less {a:g}", *(f"{f}/{end}" for f in (b, a) for end in ENDS),
+                            measure=measure) for a, b in later
+        ]  # fmt: skip
 
-    def gain(f: float) -> float:
-        return nll_difference(PAPER[f][native], PAPER[f][crs])
+    def stable(what: str, measure: str, bound: float) -> list[Finding]:
+        return [
+            results.finding(within, f"{what} of native, warmup {f:g} less 0.33", f"{f}/native", "0.33/native",
+                            measure=measure, bound=bound) for f in WARMUPS if f != 0.33
+        ]  # fmt: skip
 
-    def cost(f: float) -> float:
-        return printed(f, native_entropy) - printed(f, crs_entropy)
+    def for_ever(side: Side, measure: str, **bound: float) -> Finding:
+        name = f"{'entropy' if measure == 'entropy' else NAMES[measure]}, H=∞ less H={h}"
+        return results.finding(side, name, "0.33/ever", "0.33/short", measure=measure, **bound)
 
-    def grams(side: Callable[..., Finding], name: str) -> Finding:
-        before, after = (value(PAPER_SEQUENCE[name.lower()], i) for i in range(2))
-        estimate = results.contrast("0.33/ever", "0.33/short", name.lower())
-        return side(f"{name}, H=∞ less H={preset.horizon}", estimate, paper=after - before)
-
-    return (
-        claim(
-            "section 5.2",
-            "Later selection recovers unigram entropy",
-            [above(f"entropy of CRS, warmup {b:g} less {a:g}", results.contrast(f"{b}/ever", f"{a}/ever", "entropy"),
-                   paper=printed(b, crs_entropy) - printed(a, crs_entropy)) for a, b in later],
-        ),
-        claim(
-            "section 5.2",
-            "Later selection retains a substantial likelihood gain over native sampling",
-            [below(f"NLL of CRS less native, warmup {f:g}", results.contrast(f"{f}/ever", f"{f}/native"),
-                   paper=-gain(f)) for f in WARMUPS],
-        ),
-        claim(
-            "appendix D.4",
-            "Delaying selection reduces the likelihood gain of persistent context",
-            [below(f"gain (NLL of native less CRS), warmup {b:g} less {a:g}",
-                   results.interaction(f"{b}/native", f"{b}/ever", f"{a}/native", f"{a}/ever"),
-                   paper=gain(b) - gain(a)) for a, b in later],
-        ),
-        claim(
-            "appendix D.4",
-            "Delaying selection reduces the entropy cost of persistent context",
-            [below(f"entropy cost (native less CRS), warmup {b:g} less {a:g}",
-                   results.interaction(f"{b}/native", f"{b}/ever", f"{a}/native", f"{a}/ever", "entropy"),
-                   paper=cost(b) - cost(a)) for a, b in later],
-        ),
-        claim(
-            "appendix D.4",
-            "Native GenPPL is stable under the split of the time grid",
-            [within(f"NLL of native, warmup {f:g} less 0.33", results.contrast(f"{f}/native", "0.33/native"), STABLE,
-                    nll_difference(PAPER[f][native], PAPER[0.33][native])) for f in WARMUPS if f != 0.33],
-        ),
-        claim(
-            "appendix D.4",
-            "Native entropy is stable under the split of the time grid",
-            [within(f"entropy of native, warmup {f:g} less 0.33",
-                    results.contrast(f"{f}/native", "0.33/native", "entropy"), STABLE_ENTROPY,
-                    printed(f, native_entropy) - printed(0.33, native_entropy)) for f in WARMUPS if f != 0.33],
-        ),
-        claim(
-            "appendix D.4",
-            f"At warmup 0.33, extending H={preset.horizon} to H=∞ leaves unigram entropy nearly unchanged",
-            [within(f"entropy, H=∞ less H={preset.horizon}", results.contrast("0.33/ever", "0.33/short", "entropy"),
-                    UNCHANGED, value(PAPER_HORIZONS[0.33][3]))],
-        ),
-        claim(
-            "appendix D.4",
-            f"At warmup 0.33, extending H={preset.horizon} to H=∞ lowers Dist-4 and raises Rep-4 and Self-BLEU",
-            [grams(below, "Dist-4"), grams(above, "Rep-4"), grams(above, "Self-BLEU")],
-        ),
-    )  # fmt: skip
+    recovered = [
+        results.finding(above, f"entropy of CRS, warmup {b:g} less {a:g}", f"{b}/ever", f"{a}/ever", measure="entropy")
+        for a, b in later
+    ]
+    yield claim("section 5.2", "Later selection recovers unigram entropy", recovered)
+    retained = [
+        results.finding(below, f"NLL of CRS less native, warmup {f:g}", f"{f}/ever", f"{f}/native") for f in WARMUPS
+    ]
+    text = "Later selection retains a substantial likelihood gain over native sampling"
+    yield claim("section 5.2", text, retained)
+    where = "appendix D.4"
+    text = "Delaying selection reduces the likelihood gain of persistent context"
+    yield claim(where, text, gain("gain (NLL of native less CRS)", "nll"))
+    text = "Delaying selection reduces the entropy cost of persistent context"
+    yield claim(where, text, gain("entropy cost (native less CRS)", "entropy"))
+    text = "Native GenPPL is stable under the split of the time grid"
+    yield claim(where, text, stable("NLL", "nll", STABLE))
+    text = "Native entropy is stable under the split of the time grid"
+    yield claim(where, text, stable("entropy", "entropy", STABLE_ENTROPY))
+    text = f"At warmup 0.33, extending H={h} to H=∞ leaves unigram entropy nearly unchanged"
+    yield claim(where, text, [for_ever(within, "entropy", bound=UNCHANGED)])
+    text = f"At warmup 0.33, extending H={h} to H=∞ lowers Dist-4 and raises Rep-4 and Self-BLEU"
+    yield claim(where, text, [for_ever(below, "dist-4"), for_ever(above, "rep-4"), for_ever(above, "self-bleu")])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from limpet.denoisers.exact import Mixture
-from limpet.theory.figures import panels
-from limpet.theory.rows import Row, worst
-from limpet.theory.sources import RANDOM, random_laws
+from limpet.theory.figures import Line, Panel, draw
+from limpet.theory.sides import Sides, worst
+from limpet.theory.sources import RANDOM, random_laws, random_numbers
 
 NOISES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
 
@@ -21,25 +21,20 @@ def bayes_factor(favoured: Tensor, other: Tensor, noise: float | Tensor, vocab_s
     return ((1 - noise) * favoured + noise / vocab_size) / ((1 - noise) * other + noise / vocab_size)
 
 
-def slope(favoured: Tensor, other: Tensor, noise: Tensor, vocab_size: int) -> Tensor:
-    """dB / d noise in closed form: its sign is that of other - favoured at every noise."""
-    return (other - favoured) / vocab_size / ((1 - noise) * other + noise / vocab_size) ** 2
-
-
-def check_order(name: str, favoured: Tensor, other: Tensor, vocab_size: int, noises: Sequence[float]) -> Row:
+def check_order(name: str, favoured: Tensor, other: Tensor, vocab_size: int, noises: Sequence[float]) -> Sides:
     """ln B at t <= ln B at s, along noises that rise from s to t; a claim where the favoured mode has more mass."""
     factors = torch.stack([bayes_factor(favoured, other, noise, vocab_size).log() for noise in noises])
     return worst("ln B at t <= ln B at s", name, factors[1:], "<=", factors[:-1])
 
 
-def check_slope(name: str, favoured: Tensor, other: Tensor, noise: Tensor, vocab_size: int) -> Row:
-    """The closed form against automatic differentiation."""
-    variable = noise.clone().requires_grad_()
-    (by_noise,) = torch.autograd.grad(bayes_factor(favoured, other, variable, vocab_size).sum(), variable)
-    return worst("dB/d noise = closed form", name, by_noise, "=", slope(favoured, other, noise, vocab_size))
+def check_slope(name: str, favoured: Tensor, other: Tensor, noise: Tensor, vocab_size: int) -> Sides:
+    """dB / d noise in closed form, whose sign is that of other - favoured, against automatic differentiation."""
+    by_noise = torch.func.grad(lambda at: bayes_factor(favoured, other, at, vocab_size).sum())(noise)
+    closed = (other - favoured) / vocab_size / ((1 - noise) * other + noise / vocab_size) ** 2
+    return worst("dB/d noise = closed form", name, by_noise, "=", closed)
 
 
-def check_denoiser(name: str, weights: Tensor, laws: Tensor, noise: float) -> Row:
+def check_denoiser(name: str, weights: Tensor, laws: Tensor, noise: float) -> Sides:
     """B against the exact denoiser: the odds that it gives a mode after seeing one noisy token, over the prior odds,
     for many mixtures of two modes and two positions at once: weights (B, 2), laws (B, 2, 2, V)."""
     vocab_size = laws.shape[-1]
@@ -53,29 +48,25 @@ def check_denoiser(name: str, weights: Tensor, laws: Tensor, noise: float) -> Ro
     return worst("ln odds from the denoiser = ln B", name, torch.stack(found), "=", torch.stack(wanted))
 
 
-def rows() -> list[Row]:
+def sides() -> list[Sides]:
     pairs = random_laws(RANDOM, 2, 5, seed=60)
     favoured, other = pairs.amax(1), pairs.amin(1)  # (B, V): for each token the mode that has more of it, and the other
-    noise = torch.rand(RANDOM, 1, generator=torch.Generator().manual_seed(61), dtype=torch.float64)
+    noise = 0.02 + 0.98 * random_numbers(RANDOM, 1, seed=61).expand(-1, 5)
     name = f"{RANDOM:,} random pairs of modes, V=5"
     weights, laws = random_laws(RANDOM, 2, seed=62), random_laws(RANDOM, 2, 2, 3, seed=63)
     return [
         check_order(name, favoured, other, 5, NOISES),
         check_order(f"{RANDOM:,} random pairs that agree on the token", favoured, favoured, 5, NOISES),
-        check_slope(name, favoured, other, 0.02 + 0.98 * noise.expand(-1, 5), 5),
+        check_slope(name, favoured, other, noise, 5),
         check_denoiser(f"{RANDOM:,} random mixtures, K=2, L=2, V=3, noise 0.4", weights, laws, 0.4),
     ]
 
 
 def figure() -> Any:
-    drawing, (axes,) = panels("A visible token says more toward the clean end")
     noises = torch.linspace(0, 1, 200, dtype=torch.float64)
-    for favoured, other in ((0.9, 0.01), (0.9, 0.3), (0.3, 0.01)):
-        pair = torch.tensor([favoured, other], dtype=torch.float64)
-        factor = bayes_factor(pair[0], pair[1], noises, 64)
-        axes.plot(noises, factor, label=f"masses {favoured:g} and {other:g}")
-    axes.set_yscale("log")
-    axes.set_xlabel("noise")
-    axes.set_ylabel("Bayes factor, V=64")
-    axes.legend()
-    return drawing
+    masses = torch.tensor([[0.9, 0.01], [0.9, 0.3], [0.3, 0.01]], dtype=torch.float64)
+    lines = [
+        Line(f"masses {more:g} and {less:g}", noises, bayes_factor(more, less, noises, 64)) for more, less in masses
+    ]
+    panel = Panel("noise", "Bayes factor, V=64", lines, axes={"yscale": "log"})
+    return draw("A visible token says more toward the clean end", panel)

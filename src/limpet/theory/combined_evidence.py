@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.theory.figures import panels
+from limpet.theory.figures import Line, Panel, draw
 from limpet.theory.laws import divergence, entropy, marginals, product, total_variation
-from limpet.theory.rows import Row, worst
 from limpet.theory.shared_modes import mixture, spread_bound
+from limpet.theory.sides import Sides, worst
 from limpet.theory.sources import RANDOM, random_laws
 
 
@@ -62,9 +62,7 @@ def ratios(evidence: Evidence) -> tuple[Tensor, Tensor]:
 def joint(evidence: Evidence) -> Tensor:
     """(B, K, V**d, V**n, V**H): the law of mode, support, future and context, all independent given the mode."""
     x, y, u = product(evidence.support), product(evidence.future), product(evidence.context)
-    return (
-        evidence.weights[..., None, None, None] * x[..., :, None, None] * y[..., None, :, None] * u[..., None, None, :]
-    )
+    return torch.einsum("bk,bkx,bky,bku->bkxyu", evidence.weights, x, y, u)
 
 
 def observe(law: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
@@ -87,7 +85,7 @@ def log_loss_bound(odds: Tensor, total: Tensor) -> Tensor:
     return (odds * (-total).exp()).log1p()
 
 
-def check(name: str, evidence: Evidence, law: Tensor | None = None) -> list[Row]:
+def check(name: str, evidence: Evidence, law: Tensor | None = None) -> list[Sides]:
     """Every claim of the theorem, the left sides by enumeration of `law`, the right ones from S and T.
 
     `law` is `joint(evidence)` unless another is given, for instance one without the conditional independence."""
@@ -114,41 +112,25 @@ def check(name: str, evidence: Evidence, law: Tensor | None = None) -> list[Row]
     ]  # fmt: skip
 
 
-def repeated(evidence: Evidence) -> Tensor:
-    """The joint law of `joint`, except that the second observation copies the first: independence is gone."""
-    law = joint(evidence)
-    vocab = evidence.context.shape[-1]
-    by_pair = law.view(*law.shape[:-1], vocab, vocab).sum(-1)  # (..., V): the first observation alone
-    return torch.diag_embed(by_pair).flatten(-2)
-
-
-def rows() -> list[Row]:
-    several, pair = random_evidence(RANDOM, 4, seed=30), random_evidence(RANDOM, 2, seed=40)
+def sides() -> list[Sides]:
     shape = "V=2, d=3, n=3, H=2"
-    found = check(f"{RANDOM:,} random problems, K=4, {shape}", several)
-    found += check(f"{RANDOM:,} random problems, K=2, {shape}", pair)
-    return found
+    found = check(f"{RANDOM:,} random problems, K=4, {shape}", random_evidence(RANDOM, 4, seed=30))
+    return found + check(f"{RANDOM:,} random problems, K=2, {shape}", random_evidence(RANDOM, 2, seed=40))
 
 
 def figure() -> Any:
-    drawing, (odds_axes, gap_axes) = panels("Evidence from support and context adds", 2)
     evidence = random_evidence(RANDOM, 4, seed=30)
     mode, future = observe(joint(evidence), evidence)
-    total = torch.stack(ratios(evidence)).sum(0)
-    prior = prior_odds(evidence)
-    left, right = mode[:, 1:].sum(-1) / mode[:, 0], prior * (-total).exp()
-    reach = torch.tensor([1e-8, 1e8])
-    odds_axes.loglog(right, left, ".", markersize=3)
-    odds_axes.loglog(reach, reach, "k:", label="equality")
-    odds_axes.set_xlim(*reach.tolist())
-    odds_axes.set_ylim(*reach.tolist())
-    odds_axes.set_xlabel("bound: prior odds x e^-(S + T)")
-    odds_axes.set_ylabel("posterior odds against the mode")
+    total, prior = torch.stack(ratios(evidence)).sum(0), prior_odds(evidence)
+    odds = Line("a problem", prior * (-total).exp(), mode[:, 1:].sum(-1) / mode[:, 0], ".")
     bound = 2 * spread_bound(error_bound(prior, total).clamp(max=0.75), 4)
-    gap_axes.plot(bound, divergence(future, product(marginals(future, 2))), ".", markersize=3)
-    gap_axes.plot([0, 2 * math.log(4)], [0, 2 * math.log(4)], "k:", label="equality")
-    gap_axes.set_xlabel("bound on KL(mixture || product), nats")
-    gap_axes.set_ylabel("KL(mixture || product), nats")
-    for axes in (odds_axes, gap_axes):
-        axes.legend()
-    return drawing
+    gap = Line("a problem", bound, divergence(future, product(marginals(future, 2))), ".")
+    reach, most = (1e-8, 1e8), (0, 2 * math.log(4))
+    return draw(
+        "Evidence from support and context adds",
+        Panel("bound: prior odds x e^-(S + T)", "posterior odds against the mode",
+              [odds, Line("equality", reach, reach, "k:")],
+              axes={"xscale": "log", "yscale": "log", "xlim": reach, "ylim": reach}),
+        Panel("bound on KL(mixture || product), nats", "KL(mixture || product), nats",
+              [gap, Line("equality", most, most, "k:")]),
+    )  # fmt: skip

@@ -7,23 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limpet.theory.combined_evidence import (
-    Evidence,
-    joint,
-    log_loss_bound,
-    observe,
-    prior_odds,
-    random_evidence,
-    ratios,
-)
-from limpet.theory.figures import panels
-from limpet.theory.rows import Row, worst
-from limpet.theory.sources import RANDOM
+from limpet.theory import combined_evidence as combined
+from limpet.theory.figures import Line, Panel, draw
+from limpet.theory.sides import Sides, worst
+from limpet.theory.sources import RANDOM, random_numbers
 
 
 def gain(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tensor:
     """G_delta(S, T): by how much `more` evidence lowers the certificate on the mode's log loss."""
-    return log_loss_bound(odds, support + context) - log_loss_bound(odds, support + context + more)
+    before = support + context
+    return combined.log_loss_bound(odds, before) - combined.log_loss_bound(odds, before + more)
 
 
 def slope(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tensor:
@@ -32,14 +25,12 @@ def slope(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tenso
     return there / (1 + there) - here / (1 + here)
 
 
-def check(name: str, odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> list[Row]:
+def check(name: str, odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> list[Sides]:
     """All claims on (B,) problems; derivatives of the gain by automatic differentiation."""
-    s, t = support.clone().requires_grad_(), context.clone().requires_grad_()
-    by_support, by_context = torch.autograd.grad(gain(odds, s, t, more).sum(), (s, t))
-    closed = slope(odds, support, context, more)
-    found = gain(odds, support, context, more)
-    limit = odds.log() - support - context
-    nothing = torch.zeros(())
+    derivative = torch.func.grad(lambda s, t: gain(odds, s, t, more).sum(), (0, 1))
+    by_support, by_context = derivative(support, context)
+    closed, found = slope(odds, support, context, more), gain(odds, support, context, more)
+    limit, nothing = odds.log() - support - context, torch.zeros(())
     return [
         worst("0 < gain", name, nothing, "<", found),
         worst("dG/dS < 0", name, by_support, "<", nothing),
@@ -49,37 +40,32 @@ def check(name: str, odds: Tensor, support: Tensor, context: Tensor, more: Tenso
     ]
 
 
-def check_observation(name: str, evidence: Evidence) -> Row:
+def check_observation(name: str, evidence: combined.Evidence) -> Sides:
     """Two modes, where the certificate is exact: the fall of -ln w_m* when one more token is seen, by enumeration,
     is the gain at delta = that token's log-likelihood ratio."""
     before = evidence._replace(context=evidence.context[:, :, :-1], seen=evidence.seen[:, :-1])
-    fall = observe(joint(evidence), evidence)[0][:, 0].log() - observe(joint(before), before)[0][:, 0].log()
-    support, context = ratios(before)
-    more = ratios(evidence)[1] - context
-    expected = gain(prior_odds(evidence), support, context, more)
-    return worst("fall of -ln w at one more token = gain", name, fall, "=", expected)
+    then, now = (combined.observe(combined.joint(one), one)[0][:, 0].log() for one in (before, evidence))
+    support, context = combined.ratios(before)
+    expected = gain(combined.prior_odds(evidence), support, context, combined.ratios(evidence)[1] - context)
+    return worst("fall of -ln w at one more token = gain", name, now - then, "=", expected)
 
 
 def random_problems(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Prior odds, S, T and delta > 0."""
-    u = torch.rand(4, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u = random_numbers(4, count, seed=seed)
     return (6 * u[0] - 3).exp(), 12 * u[1] - 2, 12 * u[2] - 2, 0.01 + 4 * u[3]
 
 
-def rows() -> list[Row]:
+def sides() -> list[Sides]:
     found = check(f"{RANDOM:,} random (a, S, T, delta)", *random_problems(RANDOM, seed=50))
-    pair = random_evidence(RANDOM, 2, seed=51)
-    found.append(check_observation(f"{RANDOM:,} random problems, K=2, V=2, d=3, n=3, H=2", pair))
-    return found
+    pair = combined.random_evidence(RANDOM, 2, seed=51)
+    return [*found, check_observation(f"{RANDOM:,} random problems, K=2, V=2, d=3, n=3, H=2", pair)]
 
 
 def figure() -> Any:
-    drawing, (axes,) = panels("The more evidence, the less one more label adds")
-    totals = torch.linspace(-2, 10, 200, dtype=torch.float64)
-    for share in (0.5, 0.2, 0.05):
-        odds = torch.tensor((1 - share) / share, dtype=torch.float64)
-        axes.plot(totals, gain(odds, totals, torch.zeros(()), torch.ones(())), label=f"prior of the mode {share:g}")
-    axes.set_xlabel("evidence so far, S + T, nats")
-    axes.set_ylabel("gain of one more nat, nats")
-    axes.legend()
-    return drawing
+    totals, shares = torch.linspace(-2, 10, 200, dtype=torch.float64), (0.5, 0.2, 0.05)
+    nothing, one = torch.zeros(()), torch.ones(())
+    gains = [gain(torch.tensor((1 - share) / share, dtype=torch.float64), totals, nothing, one) for share in shares]
+    lines = [Line(f"prior of the mode {share:g}", totals, found) for share, found in zip(shares, gains, strict=True)]
+    panel = Panel("evidence so far, S + T, nats", "gain of one more nat, nats", lines)
+    return draw("The more evidence, the less one more label adds", panel)

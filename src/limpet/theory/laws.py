@@ -71,8 +71,3 @@ def divergence(law: Tensor, other: Tensor) -> Tensor:
 
 def total_variation(law: Tensor, other: Tensor) -> Tensor:
     return (law - other).abs().sum(-1) / 2
-
-
-def total_correlation(joint: Tensor, vocab_size: int) -> Tensor:
-    """The entropies of the tokens, less that of the sequence."""
-    return entropy(marginals(joint, vocab_size)).sum(-1) - entropy(joint)

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from limpet import stats
 from limpet.denoisers.exact import Source
-from limpet.process import forward_law
-from limpet.streams import Purpose, Stream, uniform_token
-from limpet.theory.figures import panels
+from limpet.engine.process import forward_law
+from limpet.engine.streams import Purpose, Stream, uniform_token
+from limpet.theory.figures import Line, Panel, draw
 from limpet.theory.laws import length_of, product, sequences, truth
-from limpet.theory.rows import Row, estimate, worst
-from limpet.theory.sources import RANDOM, describe, large, random_laws, tiny
+from limpet.theory.sides import Sides, measured, worst
+from limpet.theory.sources import RANDOM, describe, large, law_at, random_laws, tiny
 
 NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0)
 DRAWS = 4000
@@ -58,17 +59,16 @@ def simulated_risk(joint: Tensor, vocab_size: int, position: int, signal_s: floa
     return 1 - (evidence(joint, vocab_size, position, signal_s) * answer).flatten(1).sum(-1)
 
 
-def check(name: str, joint: Tensor, vocab_size: int, signals: Sequence[float | Tensor]) -> Row:
+def check(name: str, joint: Tensor, vocab_size: int, signals: Sequence[float | Tensor]) -> Sides:
     """R_s <= R_t for each step along signals that should fall, at every position, for every joint law: the worst."""
     risks = torch.stack([risks_at(joint, vocab_size, signal) for signal in signals])
     return worst("risk at s <= risk at t", name, risks[:-1], "<=", risks[1:])
 
 
-def check_simulation(name: str, joint: Tensor, vocab_size: int, signal_s: float, signal_t: float) -> list[Row]:
+def check_simulation(name: str, joint: Tensor, vocab_size: int, signal_s: float, signal_t: float) -> list[Sides]:
     """The simulated rule has exactly the noisier risk, and the Bayes rule does no worse."""
-    simulated = torch.stack(
-        [simulated_risk(joint, vocab_size, i, signal_s, signal_t) for i in range(length_of(joint, vocab_size))]
-    )
+    positions = range(length_of(joint, vocab_size))
+    simulated = torch.stack([simulated_risk(joint, vocab_size, i, signal_s, signal_t) for i in positions])
     here, there = risks_at(joint, vocab_size, signal_s), risks_at(joint, vocab_size, signal_t)
     return [
         worst("risk of the simulated rule = risk at t", name, simulated, "=", there),
@@ -78,24 +78,19 @@ def check_simulation(name: str, joint: Tensor, vocab_size: int, signal_s: float,
 
 def risk_from_denoiser(source: Source, signal: float) -> Tensor:
     """(L,): the risk once more, from the denoiser's own law at every state: the mean of 1 - max law."""
-    states = sequences(source.vocab_size, source.length)
-    data = truth(source)
-    clean = states[data > 0]
-    chance = data[data > 0] @ product(forward_law(clean, signal, source.vocab_size))  # (V**L,) of each noisy state
-    deficit = 1 - source.law(states, torch.full((len(states),), signal, dtype=torch.float64)).amax(-1)
-    return chance @ deficit
+    states, data = sequences(source.vocab_size, source.length), truth(source)
+    noisy = product(forward_law(states[data > 0], signal, source.vocab_size))
+    chance = data[data > 0] @ noisy  # (V**L,) of each noisy state
+    return chance @ (1 - law_at(source, states, signal).amax(-1))
 
 
 def corrupt_along(clean: Tensor, signals: Sequence[float], vocab_size: int, seed: int) -> list[Tensor]:
     """One forward path for each row of clean tokens: its noisy tokens at each of falling signals."""
-    stream, states, before = Stream(seed, torch.arange(len(clean))), [], 1.0
-    state = clean
-    for step, signal in enumerate(signals):
+    stream, states = Stream(seed, torch.arange(len(clean))), [clean]
+    for step, (before, signal) in enumerate(itertools.pairwise([1.0, *signals])):
         keep, fresh = stream.uniforms(step, torch.arange(clean.shape[1]), Purpose.NOISE)
-        state = torch.where(keep < signal / before, state, uniform_token(fresh, vocab_size))
-        states.append(state)
-        before = signal
-    return states
+        states.append(torch.where(keep < signal / before, states[-1], uniform_token(fresh, vocab_size)))
+    return states[1:]
 
 
 def sampled_risks(source: Source, signals: Sequence[float], n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -104,24 +99,24 @@ def sampled_risks(source: Source, signals: Sequence[float], n: int, seed: int) -
     clean = source.draw(n, seed)
     deficits, wrong = [], []
     for signal, state in zip(signals, corrupt_along(clean, signals, source.vocab_size, seed), strict=True):
-        largest, top = source.law(state, torch.full((n,), signal, dtype=torch.float64)).max(-1)
+        largest, top = law_at(source, state, signal).max(-1)
         deficits.append((1 - largest).mean(-1))
         wrong.append((top != clean).double().mean(-1))
     return torch.stack(deficits), torch.stack(wrong)
 
 
-def rows() -> list[Row]:
+def sides() -> list[Sides]:
     signals = [1 - noise for noise in NOISES]
     found = []
     for source in tiny():
         joint, name = truth(source)[None], describe(source)
         exact = risks_at(joint, source.vocab_size, 0.5)[:, 0]
-        sampled, error = estimate(sampled_risks(source, [0.5], DRAWS, seed=3)[0][0])
+        sampled = sampled_risks(source, [0.5], DRAWS, seed=3)[0][0]
         steps = [(0.0, 0.4), (0.4, 0.8), (0.8, 1.0)]
         found += [check(f"{name}, noise {s} and {t}", joint, source.vocab_size, [1 - s, 1 - t]) for s, t in steps]
         found += [
             worst("risk by the denoiser = risk by enumeration", name, risk_from_denoiser(source, 0.5), "=", exact),
-            Row("risk by Monte Carlo = risk by enumeration", name, sampled, "=", float(exact.mean()), error),
+            measured("risk by Monte Carlo = risk by enumeration", name, sampled, "=", float(exact.mean())),
         ]
     joint = random_laws(RANDOM, 3**4, seed=1, zeros=0.3)
     name = f"{RANDOM:,} random joint laws, V=3, L=4"
@@ -133,38 +128,31 @@ def rows() -> list[Row]:
     return found
 
 
-def _beyond_enumeration(source: Source, signals: Sequence[float]) -> list[Row]:
+def _beyond_enumeration(source: Source, signals: Sequence[float]) -> list[Sides]:
     """The worst step along the signals, and whether the law's own deficit tells how often its argmax is wrong."""
     name = describe(source)
     deficits, wrong = sampled_risks(source, signals, DRAWS // 4, seed=4)
-    steps = []
-    for here, there in itertools.pairwise(deficits):
-        _, error = estimate(there - here)  # along one path the two are paired
-        left, right = float(here.mean()), float(there.mean())
-        steps.append(Row("risk at s <= risk at t, Monte Carlo", name, left, "<=", right, error))
-    _, error = estimate((wrong - deficits).mean(0))
-    left, right = float(deficits.mean()), float(wrong.mean())
+    steps = [
+        measured("risk at s <= risk at t, Monte Carlo", name, here, "<=", there)  # along one path the two are paired
+        for here, there in itertools.pairwise(deficits)
+    ]
     return [
-        min(steps, key=lambda row: row.slack - row.margin),
-        Row("mean deficit = share of wrong labels, Monte Carlo", name, left, "=", right, error),
+        min(steps, key=lambda step: step.slack - step.margin),
+        measured("mean deficit = share of wrong labels, Monte Carlo", name, deficits.mean(0), "=", wrong.mean(0)),
     ]
 
 
 def figure() -> Any:
-    drawing, (small, big) = panels("Selection risk falls as noise falls", 2)
-    noises = torch.linspace(0, 1, 41).tolist()
+    noises, levels = torch.linspace(0, 1, 41).tolist(), [0.98, *(1 - noise for noise in NOISES[1:-1])]
+    small, big = [], []
     for source in tiny():
         joint = truth(source)[None]
-        small.plot(noises, [risks_at(joint, source.vocab_size, 1 - x).mean() for x in noises], label=describe(source))
-    small.set_title("exact")
-    levels = [0.98, *(1 - noise for noise in NOISES[1:-1])]
+        risks = [float(risks_at(joint, source.vocab_size, 1 - noise).mean()) for noise in noises]
+        small.append(Line(describe(source), noises, risks))
     for source in large():
-        deficits, _ = sampled_risks(source, levels, DRAWS // 4, seed=4)
-        means, errors = zip(*(estimate(values) for values in deficits), strict=True)
-        big.errorbar([1 - level for level in levels], means, errors, capsize=2, label=describe(source))
-    big.set_title("Monte Carlo, one standard error")
-    for axes in (small, big):
-        axes.set_xlabel("noise")
-        axes.set_ylabel("Bayes risk of the argmax label")
-        axes.legend()
-    return drawing
+        over = [stats.mean_se(deficits) for deficits in sampled_risks(source, levels, DRAWS // 4, seed=4)[0]]
+        means, errors = [one.mean for one in over], [one.se for one in over]
+        big.append(Line(describe(source), [1 - level for level in levels], means, "-", errors))
+    what = "Bayes risk of the argmax label"
+    exact, drawn = Panel("noise", what, small, "exact"), Panel("noise", what, big, "Monte Carlo, one standard error")
+    return draw("Selection risk falls as noise falls", exact, drawn)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limpet import process
 from limpet.denoisers.exact import codebook
-from limpet.theory.figures import panels
+from limpet.engine import process
+from limpet.theory.figures import Line, Panel, draw
 from limpet.theory.laws import sequences
-from limpet.theory.rows import Row, worst
-from limpet.theory.sources import RANDOM, random_laws, random_words
+from limpet.theory.sides import Sides, worst
+from limpet.theory.sources import RANDOM, law_at, random_laws, random_words
 
 # Everywhere below, words are (B, K, L) and the true word is the first.
 
@@ -78,7 +78,7 @@ def log_chernoff(length: int, rate: Tensor, share: Tensor) -> Tensor:
     return -length * relative
 
 
-def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, everywhere: bool = False) -> list[Row]:
+def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, everywhere: bool = False) -> list[Sides]:
     """Enumeration <= binomial tail <= Chernoff, where r < separation / 2L; in logs, so that small figures count.
 
     `everywhere` also asks it where the bound claims nothing."""
@@ -97,7 +97,7 @@ def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, every
     ]
 
 
-def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> list[Row]:
+def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> list[Sides]:
     """The Hamming-Bayes gap (eq. 18) of every sequence but the true word; positive, where that word has w > 1/2."""
     apart = distances(words, sequences(vocab_size, words.shape[-1]))  # (B, S, K)
     risk = (apart * weights[:, None]).sum(-1)
@@ -110,70 +110,62 @@ def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> lis
     ]
 
 
-def check_decoding(name: str, words: Tensor, vocab_size: int, noise: float, weights: Tensor | None = None) -> list[Row]:
+def check_decoding(name: str, words: Tensor, size: int, noise: float, weights: Tensor | None = None) -> list[Sides]:
     """One codebook (K, L), in every noisy state: the most probable words are the nearest ones; and where one word has
     posterior above 1/2, the argmax of the denoiser's posterior spells it at every position. Counts of exceptions."""
-    states = sequences(vocab_size, words.shape[-1])
-    source = codebook(words, vocab_size, weights)
+    states, source = sequences(size, words.shape[-1]), codebook(words, size, weights)
     apart = distances(words[None], states)[0]  # (S, K)
-    scores = source.weights * _likelihood(apart, words.shape[-1], vocab_size, noise)
+    scores = source.weights * _likelihood(apart, words.shape[-1], size, noise)
     posterior = scores / scores.sum(-1, keepdim=True)
     likeliest = posterior >= posterior.amax(-1, keepdim=True) * (1 - 1e-12)
     nearest = apart == apart.amin(-1, keepdim=True)
-    signal = torch.full((len(states),), 1 - noise, dtype=torch.float64)
-    spelled = process.posterior(source.law(states, signal), states, signal).argmax(-1)
+    spelled = process.posterior(law_at(source, states, 1 - noise), states, 1 - noise).argmax(-1)
     sure = posterior.amax(-1) > 0.5
     wrong = spelled[sure] != words[posterior.argmax(-1)[sure]]
     return [
-        Row("states where the likeliest is not the nearest", name, float((likeliest != nearest).sum()), "=", 0.0),
-        Row("tokens where argmax does not spell the mode", name, float(wrong.sum()), "=", 0.0),
+        Sides("states where the likeliest is not the nearest", name, float((likeliest != nearest).sum()), "=", 0.0),
+        Sides("tokens where argmax does not spell the mode", name, float(wrong.sum()), "=", 0.0),
     ]
 
 
-def rows() -> list[Row]:
+def opposites(length: int) -> Tensor:
+    """(1, 2, L): a codebook of 0 ... 0 and 1 ... 1."""
+    return torch.tensor([0, 1])[None, :, None].expand(1, 2, length)
+
+
+def sides() -> list[Sides]:
     found = []
     random = random_words(RANDOM, 3, 5, 3, seed=10)
     name = f"{RANDOM:,} random codebooks, K=3, V=3, L=5"
     for noise in (0.0, 0.02, 0.05):
         found += check_nearest(f"{name}, noise {noise}", random, 3, noise)
-    for vocab_size, length, noise in ((2, 9, 0.3), (4, 5, 0.5)):
-        two = torch.stack([torch.zeros(length, dtype=torch.long), torch.ones(length, dtype=torch.long)])
-        exact = float(not_nearest(two[None], vocab_size, noise)[0])
-        closed = not_nearest_of_two(length, vocab_size, noise)
-        where = f"two words, V={vocab_size}, L={length}, noise {noise}"
-        found.append(Row("P(not nearest): enumeration = trinomial sum", where, exact, "=", closed))
-    opposite = torch.stack([torch.zeros(9, dtype=torch.long), torch.ones(9, dtype=torch.long)])
-    found += check_nearest("two opposite words, V=2, L=9, noise 0.3", opposite[None], 2, 0.3)
+    for size, length, noise in ((2, 9, 0.3), (4, 5, 0.5)):
+        exact, closed = float(not_nearest(opposites(length), size, noise)), not_nearest_of_two(length, size, noise)
+        where = f"two words, V={size}, L={length}, noise {noise}"
+        found.append(Sides("P(not nearest): enumeration = trinomial sum", where, exact, "=", closed))
+    found += check_nearest("two opposite words, V=2, L=9, noise 0.3", opposites(9), 2, 0.3)
     for noise in (0.1, 0.3):
-        rate, apart = mismatch(noise, 64), torch.tensor(96.0, dtype=torch.float64)
-        exact = math.log(not_nearest_of_two(96, 64, noise))
-        bound = float(log_chernoff(128, rate, apart / 256))
-        found.append(
-            Row("ln P(not nearest) <= Chernoff exponent", f"two words, V=64, L=128, noise {noise}", exact, "<=", bound)
-        )
+        exact, where = math.log(not_nearest_of_two(96, 64, noise)), f"two words, V=64, L=128, noise {noise}"
+        bound = float(log_chernoff(128, mismatch(noise, 64), torch.tensor(96 / 256, dtype=torch.float64)))
+        found.append(Sides("ln P(not nearest) <= Chernoff exponent", where, exact, "<=", bound))
     for modes in (3, 2):
         weights = random_laws(RANDOM, modes, seed=11) / 2
         weights[:, 0] += 0.5  # the true word has more than half
         found += check_gap(f"{RANDOM:,} random codebooks, K={modes}, V=3, L=5", random[:, :modes], weights, 3)
-    found += check_decoding("codebook, K=3, V=3, L=5, noise 0.3", random[0], 3, 0.3)
-    return found
+    return found + check_decoding("codebook, K=3, V=3, L=5, noise 0.3", random[0], 3, 0.3)
 
 
 def figure() -> Any:
-    drawing, (small, big) = panels("Separated modes become uniquely decodable as noise falls", 2)
-    for axes, vocab_size, length, apart in ((small, 2, 9, 9), (big, 64, 128, 96)):
+    panels = []
+    for vocab_size, length, apart in ((2, 9, 9), (64, 128, 96)):
         noises = torch.linspace(0.005, 1, 100, dtype=torch.float64)
         rate, share = mismatch(noises, vocab_size), torch.tensor(apart / (2 * length), dtype=torch.float64)
-        exact = [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]
-        binomial = tail(length, rate, torch.full_like(rate, apart / 2))
-        bound = log_chernoff(length, rate, share).exp()
-        axes.plot(noises, exact, label="exact")
-        axes.plot(noises, binomial, "--", label="binomial tail")
-        axes.plot(noises[rate < share], bound[rate < share], ":", label="Chernoff bound")
-        axes.set_yscale("log")
-        axes.set_ylim(1e-12, 2)
-        axes.set_xlabel("noise")
-        axes.set_ylabel("P(true word is not the unique nearest)")
-        axes.set_title(f"two words, V={vocab_size}, L={length}, {apart} apart")
-        axes.legend()
-    return drawing
+        claimed = rate < share
+        lines = [
+            Line("exact", noises, [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]),
+            Line("binomial tail", noises, tail(length, rate, torch.full_like(rate, apart / 2)), "--"),
+            Line("Chernoff bound", noises[claimed], log_chernoff(length, rate, share).exp()[claimed], ":"),
+        ]
+        title, axes = f"two words, V={vocab_size}, L={length}, {apart} apart", {"yscale": "log", "ylim": (1e-12, 2)}
+        panels.append(Panel("noise", "P(true word is not the unique nearest)", lines, title, axes))
+    return draw("Separated modes become uniquely decodable as noise falls", *panels)

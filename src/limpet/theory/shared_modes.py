@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from limpet.denoisers.exact import codebook
-from limpet.theory.figures import panels
-from limpet.theory.laws import divergence, entropy, marginals, product, total_correlation, total_variation, truth
-from limpet.theory.rows import Row, worst
-from limpet.theory.sources import RANDOM, random_laws, slipping
+from limpet.theory.figures import Line, Panel, draw
+from limpet.theory.laws import divergence, entropy, marginals, product, total_variation, truth
+from limpet.theory.sides import Sides, worst
+from limpet.theory.sources import RANDOM, law_at, random_laws, slipping
 
 # Modes have prior weights (B, K); given its mode, a sequence has independent tokens with laws (B, K, n, V).
 
@@ -34,7 +34,7 @@ def spread_bound(error: Tensor, modes: int) -> Tensor:
     return entropy(own) + error * math.log(max(1, modes - 1))
 
 
-def check_gap(name: str, weights: Tensor, laws: Tensor) -> list[Row]:
+def check_gap(name: str, weights: Tensor, laws: Tensor) -> list[Sides]:
     """KL(mixture || product) = total correlation <= the tokens' information on the mode <= (n - 1) Ent(w) (eq. 12)."""
     count, vocab_size = laws.shape[-2:]
     joint = mixture(weights, laws)
@@ -42,11 +42,11 @@ def check_gap(name: str, weights: Tensor, laws: Tensor) -> list[Row]:
     average = (weights[..., None, None] * laws).sum(-3)
     information = entropy(average) - (weights[..., None] * entropy(laws)).sum(-2)  # (B, n): I(Y_i; M)
     told = information[:, 1:].sum(-1)
-    bound = (count - 1) * entropy(weights)
+    correlation = entropy(marginals(joint, vocab_size)).sum(-1) - entropy(joint)
     return [
-        worst("KL(mixture || product) = total correlation", name, gap, "=", total_correlation(joint, vocab_size)),
+        worst("KL(mixture || product) = total correlation", name, gap, "=", correlation),
         worst("KL(mixture || product) <= sum of I(Y_i; M)", name, gap, "<=", told),
-        worst("sum of I(Y_i; M) <= (n - 1) Ent(w)", name, told, "<=", bound),
+        worst("sum of I(Y_i; M) <= (n - 1) Ent(w)", name, told, "<=", (count - 1) * entropy(weights)),
     ]
 
 
@@ -56,7 +56,7 @@ def with_context(weights: Tensor, context: Tensor, laws: Tensor) -> Tensor:
     return weights[..., None, None] * context[..., None] * product(laws)[..., None, :]
 
 
-def check_context(name: str, joint: Tensor, vocab_size: int) -> list[Row]:
+def check_context(name: str, joint: Tensor, vocab_size: int) -> list[Sides]:
     """Given any context u: the tokens' law is the mixture with weights w[u], and its gap obeys eq. 13.
 
     Everything is read off the joint law (B, K, U, V**n) of mode, context and tokens, so that one in which the tokens
@@ -76,7 +76,7 @@ def check_context(name: str, joint: Tensor, vocab_size: int) -> list[Row]:
     ]
 
 
-def check_ratio(name: str, weights: Tensor, context: Tensor) -> Row:
+def check_ratio(name: str, weights: Tensor, context: Tensor) -> Sides:
     """Posterior odds against a mode <= prior odds times the largest likelihood ratio (eq. 23), in logs, for every
     reference mode and every context."""
     posterior = weights[..., None] * context  # (B, K, U), up to a constant
@@ -91,78 +91,78 @@ def check_ratio(name: str, weights: Tensor, context: Tensor) -> Row:
     return worst("ln posterior odds <= ln prior odds + ln ratio", name, left, "<=", right)
 
 
-def two_coordinates(share: float) -> list[Row]:
+def two_coordinates(share: float) -> list[Sides]:
     """The paper's example: 00 with probability 1 - share, 11 with probability share."""
     name = f"two coordinates, share {share}"
     source = codebook(torch.tensor([[0, 0], [1, 1]]), 2, torch.tensor([1 - share, share], dtype=torch.float64))
     joint = truth(source)
     apart = product(marginals(joint, 2))
     argmax = int(marginals(joint, 2).argmax(-1) @ torch.tensor([2, 1]))
-    seen = source.law(torch.tensor([[1, 0]]), torch.ones(1, dtype=torch.float64))[0, 1]  # position 1 sees a clean 1
+    seen = law_at(source, torch.tensor([[1, 0]]), 1.0)[0, 1]  # position 1 sees a clean 1
     return [
-        Row("hybrid mass of the product = 2 share (1 - share)", name, float(apart[1] + apart[2]), "=",
+        Sides("hybrid mass of the product = 2 share (1 - share)", name, float(apart[1] + apart[2]), "=",
             2 * share * (1 - share)),
-        Row("hybrid mass of the data = 0", name, float(joint[1] + joint[2]), "=", 0.0),
-        Row("error of the coordinatewise argmax = share", name, float(1 - joint[argmax]), "=", share),
-        Row("a visible label decides the other token", name, float(seen[1]), "=", 1.0),
+        Sides("hybrid mass of the data = 0", name, float(joint[1] + joint[2]), "=", 0.0),
+        Sides("error of the coordinatewise argmax = share", name, float(1 - joint[argmax]), "=", share),
+        Sides("a visible label decides the other token", name, float(seen[1]), "=", 1.0),
     ]  # fmt: skip
 
 
-def rows() -> list[Row]:
-    weights, laws = random_laws(RANDOM, 3, seed=20), random_laws(RANDOM, 3, 4, 3, seed=21, zeros=0.2)
-    context = random_laws(RANDOM, 3, 4, seed=22)
-    name = f"{RANDOM:,} random mixtures, K=3, n=4, V=3"
-    points = torch.eye(3, dtype=torch.float64)[None, :, None].expand(RANDOM, 3, 4, 3)
-    separate = f"{RANDOM:,} codebooks with nothing in common, K=3, n=4"
-    found = two_coordinates(0.3)
-    found += check_gap(name, weights, laws)
-    found += check_gap(separate, weights, points)
-    found += check_context(name, with_context(weights, context, laws), 3)
-    # Equality once more: separate words, and a context that leaves the modes it disfavours equally likely.
-    even = torch.tensor([0.7, 0.15, 0.15], dtype=torch.float64).expand(1, 3)
-    flat = torch.tensor([[[0.5, 0.5], [0.1, 0.9], [0.1, 0.9]]], dtype=torch.float64)
-    found += check_context("three words, disfavoured modes equally likely", with_context(even, flat, points[:1]), 3)
-    found.append(check_ratio(name, weights, context))
-    found.append(check_ratio(f"{RANDOM:,} random pairs of modes", weights[:, :2], context[:, :2]))
-    found += [_repeated(labels) for labels in (1, 4, 16)]
-    return found
-
-
-def _repeated(labels: int, agree: float = 0.8) -> Row:
+def _repeated(labels: int, agree: float = 0.8) -> Sides:
     """Visible labels that each name the true one of two modes with probability `agree`: the odds that the exact
     denoiser gives the other mode fall exponentially."""
-    words = torch.stack([torch.zeros(labels + 1, dtype=torch.long), torch.ones(labels + 1, dtype=torch.long)])
+    words = torch.tensor([[0], [1]]).expand(2, labels + 1)
     source = slipping(words, 2, slip=2 * (1 - agree))
     modes = source.mode_law(words[:1], torch.ones(1, dtype=torch.float64))[0, -1]
     name = f"two modes, c={labels}, each right with {agree}"
     odds, right = float(modes[1] / modes[0]), ((1 - agree) / agree) ** labels
-    return Row("ln odds after c consistent labels = c ln ratio", name, math.log(odds), "=", math.log(right))
+    return Sides("ln odds after c consistent labels = c ln ratio", name, math.log(odds), "=", math.log(right))
+
+
+def sides() -> list[Sides]:
+    weights, laws = random_laws(RANDOM, 3, seed=20), random_laws(RANDOM, 3, 4, 3, seed=21, zeros=0.2)
+    context = random_laws(RANDOM, 3, 4, seed=22)
+    name = f"{RANDOM:,} random mixtures, K=3, n=4, V=3"
+    points = torch.eye(3, dtype=torch.float64)[None, :, None].expand(RANDOM, 3, 4, 3)
+    # Equality once more: separate words, and a context that leaves the modes it disfavours equally likely.
+    even = torch.tensor([[0.7, 0.15, 0.15]], dtype=torch.float64)
+    flat = torch.tensor([[[0.5, 0.5], [0.1, 0.9], [0.1, 0.9]]], dtype=torch.float64)
+    return [
+        *two_coordinates(0.3),
+        *check_gap(name, weights, laws),
+        *check_gap(f"{RANDOM:,} codebooks with nothing in common, K=3, n=4", weights, points),
+        *check_context(name, with_context(weights, context, laws), 3),
+        *check_context("three words, disfavoured modes equally likely", with_context(even, flat, points[:1]), 3),
+        check_ratio(name, weights, context),
+        check_ratio(f"{RANDOM:,} random pairs of modes", weights[:, :2], context[:, :2]),
+        *(_repeated(labels) for labels in (1, 4, 16)),
+    ]
 
 
 def figure() -> Any:
-    drawing, (prior, seen) = panels("A shared mode, and what visible context does to it", 2)
-    shares = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
-    weights = torch.stack([1 - shares, shares], -1)
-    for slip in (0.0, 0.1, 0.3):
-        laws = (1 - slip) * torch.eye(2, dtype=torch.float64)[:, None].expand(2, 4, 2) + slip / 2
-        laws = laws.expand(len(shares), 2, 4, 2)
-        gap = divergence(mixture(weights, laws), remixed(weights, laws))
-        prior.plot(shares, gap, label=f"tokens slip {slip:g}")
-    prior.plot(shares, 3 * entropy(weights), "k:", label="(n - 1) Ent(w)")
-    prior.set_xlabel("prior weight of the second mode")
-    prior.set_ylabel("KL(mixture || product), nats")
-    prior.set_title("K=2, n=4")
-    labels = torch.arange(9)
-    for agree in (0.6, 0.8, 0.95):
-        odds = ((1 - agree) / agree) ** labels.double()
-        after = torch.stack([1 / (1 + odds), odds / (1 + odds)], -1)
-        points = torch.eye(2, dtype=torch.float64)[:, None].expand(len(labels), 2, 4, 2)
-        gap = divergence(mixture(after, points), remixed(after, points))
-        seen.plot(labels, gap, "o-", label=f"each label right with {agree:g}")
-    seen.set_yscale("log")
-    seen.set_xlabel("visible labels that agree")
-    seen.set_ylabel("KL(mixture || product), nats")
-    seen.set_title("two separate words, even prior")
-    for axes in (prior, seen):
-        axes.legend()
-    return drawing
+    words = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 4, 2)
+
+    def gap(second: Tensor, slip: float = 0.0) -> Tensor:
+        """KL(mixture || product) of two words of four tokens that slip, at weights of the second."""
+        weights, laws = torch.stack([1 - second, second], -1), (1 - slip) * words + slip / 2
+        laws = laws.expand(len(second), 2, 4, 2)
+        return divergence(mixture(weights, laws), remixed(weights, laws))
+
+    shares, labels = torch.linspace(0.001, 0.999, 200, dtype=torch.float64), torch.arange(9)
+    prior = [Line(f"tokens slip {slip:g}", shares, gap(shares, slip)) for slip in (0.0, 0.1, 0.3)]
+    prior.append(Line("(n - 1) Ent(w)", shares, 3 * entropy(torch.stack([1 - shares, shares], -1)), "k:"))
+    seen = [
+        Line(
+            f"each label right with {agree:g}",
+            labels,
+            gap((labels * math.log(agree / (1 - agree))).neg().sigmoid()),
+            "o-",
+        )
+        for agree in (0.6, 0.8, 0.95)
+    ]
+    what = "KL(mixture || product), nats"
+    return draw(
+        "A shared mode, and what visible context does to it",
+        Panel("prior weight of the second mode", what, prior, "K=2, n=4"),
+        Panel("visible labels that agree", what, seen, "two separate words, even prior", {"yscale": "log"}),
+    )

@@ -26,6 +26,11 @@ def random_laws(*shape: int, seed: int, zeros: float = 0.0) -> Tensor:
     return logits.masked_fill(missing, -math.inf).softmax(-1)
 
 
+def random_numbers(*shape: int, seed: int) -> Tensor:
+    """Uniform in [0, 1)."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def random_words(count: int, modes: int, length: int, vocab_size: int, seed: int) -> Tensor:
     """(count, K, L): codebooks of K different words."""
     generator = torch.Generator().manual_seed(seed)
@@ -41,28 +46,28 @@ def slipping(
     return Mixture(torch.ones(len(words)) if weights is None else weights, laws, phrases, name)
 
 
+def chain(length: int) -> Markov:
+    """A chain over 3 symbols that mostly stays where it is."""
+    transition = torch.tensor([[0.8, 0.15, 0.05], [0.1, 0.7, 0.2], [0.25, 0.05, 0.7]], dtype=torch.float64)
+    return Markov(torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64), transition, length)
+
+
 def tiny() -> list[Source]:
     """One source of each kind, small enough to list: 3 symbols, 5 positions."""
     words = torch.tensor([[0, 0, 0, 0, 0], [1, 1, 1, 0, 1], [2, 2, 1, 2, 2]])
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    chain = torch.tensor([[0.8, 0.15, 0.05], [0.1, 0.7, 0.2], [0.25, 0.05, 0.7]], dtype=torch.float64)
-    return [
-        codebook(words, 3, weights),
-        slipping(words, 3, 0.15, weights, "mixture"),
-        Markov(torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64), chain, 5),
-    ]
+    return [codebook(words, 3, weights), slipping(words, 3, 0.15, weights), chain(5)]
 
 
-def large(length: int = 32, vocab_size: int = 16, modes: int = 8) -> list[Source]:
-    """One source of each kind, too large to list."""
-    generator = torch.Generator().manual_seed(32)
-    words = torch.randint(vocab_size, (modes, length), generator=generator)
-    chain = random_laws(vocab_size, vocab_size, seed=16)
-    return [
-        codebook(words, vocab_size),
-        slipping(words, vocab_size, 0.2, name="mixture"),
-        Markov(torch.ones(vocab_size), chain, length),
-    ]
+def large() -> list[Source]:
+    """One source of each kind, too large to list: 16 symbols, 32 positions, 8 modes."""
+    words = torch.randint(16, (8, 32), generator=torch.Generator().manual_seed(32))
+    return [codebook(words, 16), slipping(words, 16, 0.2), Markov(torch.ones(16), random_laws(16, 16, seed=16), 32)]
+
+
+def law_at(source: Source, states: Tensor, signal: float) -> Tensor:
+    """The law of a source in (B, L) states, all at one signal."""
+    return source.law(states, torch.full((len(states),), signal, dtype=torch.float64))
 
 
 def describe(source: Source) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limpet import process, support
-from limpet.theory.figures import panels
+from limpet.engine.process import posterior
+from limpet.engine.support import nucleus, restrict
+from limpet.theory.figures import Line, Panel, draw
 from limpet.theory.laws import total_variation
-from limpet.theory.rows import Row, worst
+from limpet.theory.sides import Sides, worst
 from limpet.theory.sources import RANDOM, random_laws
 
 
@@ -20,23 +21,19 @@ def given(law: Tensor, kept: Tensor) -> Tensor:
     return inside / inside.sum(-1, keepdim=True)
 
 
-def check(name: str, law: Tensor, kept: Tensor, z: Tensor, signal: Tensor) -> Row:
+def check(name: str, law: Tensor, kept: Tensor, z: Tensor, signal: Tensor) -> Sides:
     """C(T_A h) = (C h)( . | A) for (B, V) laws, sets, (B,) current tokens and signals: the largest TV between them."""
-    restricted = process.posterior(given(law, kept), z, signal)
-    conditioned = given(process.posterior(law, z, signal), kept)
-    return worst(
-        "posterior of restricted = restricted posterior (TV)", name, total_variation(restricted, conditioned), "=", 0.0
-    )
+    distance = total_variation(posterior(given(law, kept), z, signal), given(posterior(law, z, signal), kept))
+    return worst("posterior of restricted = restricted posterior (TV)", name, distance, "=", 0.0)
 
 
-def check_top_p(name: str, law: Tensor, p: float, z: Tensor, signal: Tensor, rank: str = "law") -> Row:
+def check_top_p(name: str, law: Tensor, p: float, z: Tensor, signal: Tensor, rank: str = "law") -> Sides:
     """The same for the sampler's own top-p, whose set is ranked on the leave-one-out law.
 
     With rank="posterior" the set is ranked after the conversion, and then the two do not agree."""
-    restricted = process.posterior(support.restrict(law, p), z, signal)
-    posterior = process.posterior(law, z, signal)
-    kept = support.nucleus(law if rank == "law" else posterior, p, "released")
-    distance = total_variation(restricted, given(posterior, kept))
+    converted = posterior(law, z, signal)
+    kept = nucleus(law if rank == "law" else converted, p, "released")
+    distance = total_variation(posterior(restrict(law, p), z, signal), given(converted, kept))
     return worst("posterior of top-p = posterior given the nucleus (TV)", name, distance, "=", 0.0)
 
 
@@ -50,7 +47,7 @@ def random_steps(count: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor
     return law, kept, z, torch.rand(count, generator=generator, dtype=torch.float64)
 
 
-def rows() -> list[Row]:
+def sides() -> list[Sides]:
     law, kept, z, signal = random_steps(RANDOM, 12, seed=70)
     name = f"{RANDOM:,} random laws, V=12"
     found = [check(f"{name}, random sets", law, kept, z, signal)]
@@ -58,18 +55,12 @@ def rows() -> list[Row]:
 
 
 def figure() -> Any:
-    drawing, (axes,) = panels("Top-p before the conversion is not top-p after it")
     law, _, z, _ = random_steps(RANDOM, 12, seed=70)
     noises = torch.linspace(0.01, 1, 40, dtype=torch.float64)
-    for p in (0.5, 0.9, 0.99):
-        distances = []
-        for noise in noises.tolist():
-            signal = torch.full((RANDOM,), 1 - noise, dtype=torch.float64)
-            before = process.posterior(support.restrict(law, p), z, signal)
-            after = support.restrict(process.posterior(law, z, signal), p)
-            distances.append(total_variation(before, after).mean())
-        axes.plot(noises, distances, label=f"p = {p:g}")
-    axes.set_xlabel("noise")
-    axes.set_ylabel("mean total variation")
-    axes.legend()
-    return drawing
+
+    def apart(p: float, signal: Tensor) -> float:
+        before, after = posterior(restrict(law, p), z, signal), restrict(posterior(law, z, signal), p)
+        return float(total_variation(before, after).mean())
+
+    lines = [Line(f"p = {p:g}", noises, [apart(p, 1 - noise) for noise in noises]) for p in (0.5, 0.9, 0.99)]
+    return draw("Top-p before the conversion is not top-p after it", Panel("noise", "mean total variation", lines))

@@ -28,9 +28,7 @@ def read_documents(files: Sequence[Path]) -> list[str]:
             raw = file.read_bytes()
             text = (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")
         except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise LimpetError(
-                f"{file} is not a UTF-8 text file that can be read ({error}): name one that is"
-            ) from error
+            raise LimpetError(f"{file} is not a UTF-8 text file that can be read ({error}): name one") from error
         documents += [part.strip("\n") for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
     return documents
 
@@ -38,8 +36,8 @@ def read_documents(files: Sequence[Path]) -> list[str]:
 def split_documents(documents: Sequence[str], validation: float, test: float) -> dict[str, list[str]]:
     """Whole documents held out from the end: a share `validation` of the characters last, a share `test` before it."""
     ends = np.cumsum([len(document) for document in documents]) / sum(len(document) for document in documents)
-    counts = [int((ends <= 1 - validation - test).sum()), int((ends <= 1 - validation).sum())]
-    parts = documents[: counts[0]], documents[counts[0] : counts[1]], documents[counts[1] :]
+    first, second = (int((ends <= share).sum()) for share in (1 - validation - test, 1 - validation))
+    parts = documents[:first], documents[first:second], documents[second:]
     splits = {name: list(part) for name, part in zip(SPLITS, parts, strict=True)}
     if not all(splits.values()):
         found = ", ".join(f"{len(part)} for {name}" for name, part in splits.items())
@@ -67,28 +65,22 @@ def fit_tokenizer(documents: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(documents, trainer)
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise LimpetError(
-            f"these texts give a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}: ask for no more"
-        )
+    if (found := tokenizer.get_vocab_size()) != vocab_size:
+        raise LimpetError(f"these texts give a vocabulary of {found}, not {vocab_size}: ask for no more")
     return tokenizer
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[str], at_once: int = 8) -> np.ndarray:
     """One stream of ids in which every document is followed by the end token."""
     end = tokenizer.token_to_id(END)
-    pieces: list[np.ndarray] = []
-    for start in range(0, len(documents), at_once):
-        for encoded in tokenizer.encode_batch(list(documents[start : start + at_once]), add_special_tokens=False):
-            pieces.append(np.array([*encoded.ids, end], dtype=np.uint16))
-    return np.concatenate(pieces)
+    parts = (list(documents[start : start + at_once]) for start in range(0, len(documents), at_once))
+    batches = (tokenizer.encode_batch(part, add_special_tokens=False) for part in parts)
+    return np.concatenate([np.array([*one.ids, end], dtype=np.uint16) for batch in batches for one in batch])
 
 
 @dataclass(frozen=True)
@@ -133,26 +125,24 @@ def prepare(files: Sequence[Path], folder: Path, vocab_size: int, validation: fl
     documents = read_documents(files)
     if not documents:
         raise LimpetError(f"no text in {', '.join(map(str, files)) or 'no files'}: name files with text in them")
-    splits = split_documents(documents, validation, test)
-    apart = {name: without_copies(part, splits["train"]) for name, part in splits.items() if name != "train"}
-    copies = {name: len(splits[name]) - len(part) for name, part in apart.items()}
-    if not all(apart.values()):
+    whole = split_documents(documents, validation, test)
+    splits = {name: without_copies(part, whole["train"]) for name, part in whole.items()} | {"train": whole["train"]}
+    copies = {name: len(whole[name]) - len(part) for name, part in splits.items()}
+    if not all(splits.values()):
         raise LimpetError("every held-out document stands in the training documents too: give texts that differ")
-    splits |= apart
     yield f"{len(documents)} documents, {sum(copies.values())} held-out ones left out as copies of training's"
     yield f"fitting a tokenizer of {vocab_size}"
     tokenizer = fit_tokenizer(splits["train"], vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, object] = {"vocab_size": vocab_size, "validation": validation, "test": test, "splits": {}}
-    about["sha256"] = hashlib.sha256("\n\n".join(documents).encode()).hexdigest()
     described = {}
     for name, part in splits.items():
         ids = encode(tokenizer, part)
         size = sum(len(document.encode()) for document in part)
-        described[name] = {"documents": len(part), "tokens": len(ids), "bytes": size, "copies": copies.get(name, 0)}
+        described[name] = {"documents": len(part), "tokens": len(ids), "bytes": size, "copies": copies[name]}
         (folder / f"{name}.xz").write_bytes(lzma.compress(ids.astype("<u2").tobytes(), preset=1))
         yield f"{name}: {len(part)} documents, {len(ids)} tokens, {size / (len(ids) - len(part)):.2f} bytes a token"
-    about["splits"] = described
+    digest = hashlib.sha256("\n\n".join(documents).encode()).hexdigest()
+    about = {"vocab_size": vocab_size, "validation": validation, "test": test, "splits": described, "sha256": digest}
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "data.json").write_text(json.dumps(about, indent=2) + "\n")  # last: it says that the rest is there
 

@@ -58,28 +58,21 @@ def log_law(network: nn.Module, z: Tensor, signal: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out(
-    row_nats: RowNats,
-    stream: Stream,
-    length: int,
-    predicted: int,
-    rows: int | None = None,
-    draws: int = 1,
-    batch: int = 256,
-    seed: int = 0,
+    nats: RowNats, stream: Stream, length: int, tokens: int, rows: int | None = None, draws: int = 1, batch: int = 256
 ) -> HeldOut:
     """The mean over rows spread evenly over a split (all of them, unless told how many).
 
-    `predicted` is how many tokens of a row the nats are for. A row's text is what stands between its end tokens."""
+    `tokens` is how many of a row the nats are for. A row's text is what stands between its end tokens."""
     total = stream.count(length)
     count = total if rows is None else min(rows, total)
     device = stream.ids.device
     which = (torch.arange(count, device=device) * total) // count
     means = []
     for draw in range(draws):
-        generator = torch.Generator(device).manual_seed(seed + draw)
-        parts = [row_nats(stream.rows(part, length), generator) for part in torch.split(which, batch)]
+        generator = torch.Generator(device).manual_seed(draw)
+        parts = [nats(stream.rows(part, length), generator) for part in torch.split(which, batch)]
         means.append(float(torch.cat(parts).mean()))
-    nats = float(np.mean(means))
+    mean = float(np.mean(means))
     error = float(np.std(means, ddof=1) / math.sqrt(draws)) if draws > 1 else 0.0
     bytes_per_row = stream.bytes * (length - 2) / len(stream.ids)
-    return HeldOut(nats / predicted, error / predicted, nats / math.log(2) / bytes_per_row, count, draws)
+    return HeldOut(mean / tokens, error / tokens, mean / math.log(2) / bytes_per_row, count, draws)

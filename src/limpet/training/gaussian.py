@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 
-def signal(gamma: float, vocab_size: int) -> float:
-    """The signal of the uniform channel that the argmax at `gamma` is.
+def signal(gamma: float | Tensor, vocab_size: int) -> Tensor:
+    """The signals of the uniform channels that the argmax at each `gamma` is.
 
     P(x wins) = integral of phi(u - m) Phi(u)^(V - 1) du with m = e^(-gamma/2), over ten deviations round m."""
-    mean = math.exp(-gamma / 2)
-    u = torch.linspace(mean - 10, mean + 10, 4001, dtype=torch.float64)
-    log_density = -0.5 * (u - mean) ** 2 - 0.5 * math.log(2 * math.pi)
-    wins = float(torch.trapezoid(torch.exp(log_density + (vocab_size - 1) * torch.special.log_ndtr(u)), u))
+    mean = torch.exp(-torch.as_tensor(gamma, dtype=torch.float64) / 2)[..., None]
+    away = torch.linspace(-10, 10, 4001, dtype=torch.float64, device=mean.device)
+    log_density = -0.5 * away**2 - 0.5 * math.log(2 * math.pi)
+    wins = torch.trapezoid(torch.exp(log_density + (vocab_size - 1) * torch.special.log_ndtr(mean + away)), away)
     return (vocab_size * wins - 1) / (vocab_size - 1)
 
 
@@ -28,7 +28,7 @@ def gamma_at(level: float, vocab_size: int) -> float:
     low, high = -20.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if signal(middle, vocab_size) > level else (low, middle)
+        low, high = (middle, high) if float(signal(middle, vocab_size)) > level else (low, middle)
     return (low + high) / 2
 
 
@@ -39,26 +39,17 @@ class Path:
     vocab_size: int
     first: float  # gamma at t = 0
     last: float  # gamma at t = 1
-    table: Tensor  # signals at even times
 
     def gamma(self, t: Tensor) -> Tensor:
         return self.first + t * (self.last - self.first)
 
     def signal(self, t: Tensor) -> Tensor:
-        """The signal at times in [0, 1], between the table's nodes linearly."""
-        place = t * (len(self.table) - 1)
-        left = place.floor().clamp(max=len(self.table) - 2).long()
-        return torch.lerp(self.table[left], self.table[left + 1], place - left)
-
-    def to(self, device: torch.device) -> Path:
-        return Path(self.vocab_size, self.first, self.last, self.table.to(device))
+        return signal(self.gamma(t), self.vocab_size)
 
 
-def path(vocab_size: int, clean: float = 0.999, noisy: float = 0.006, nodes: int = 1001) -> Path:
+def path(vocab_size: int, clean: float = 0.999, noisy: float = 0.006) -> Path:
     """The path whose signal goes from `clean` to `noisy`."""
-    first, last = gamma_at(clean, vocab_size), gamma_at(noisy, vocab_size)
-    table = [signal(gamma, vocab_size) for gamma in torch.linspace(first, last, nodes, dtype=torch.float64).tolist()]
-    return Path(vocab_size, first, last, torch.tensor(table, dtype=torch.float64))
+    return Path(vocab_size, gamma_at(clean, vocab_size), gamma_at(noisy, vocab_size))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from limpet.process import FLOOR, LOG_LINEAR
+from limpet.engine.process import FLOOR, LOG_LINEAR
 
 SLOPE = -(1 - FLOOR)  # d signal / dt of the log-linear schedule
 FIRST = 1e-3  # training times lie in [FIRST, 1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, unknown
+from limpet.samplers.knobs import Knob, knob
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,10 @@ class Data:
 
     files: list[str]
     folder: str
-    vocab_size: int = 4096
-    length: int = 256
+    vocab_size: int = knob(
+        4096, "tokens of the tokenizer: every byte, the end of a text, and merges", low=257, high=2**16
+    )
+    length: int = knob(256, "tokens of a row, its two ends included", low=3)
     validation: float = 0.03
     test: float = 0.03
 
@@ -26,10 +29,10 @@ class Data:
 class Sizes:
     """The network's sizes; vocabulary and length come with the data."""
 
-    width: int
-    blocks: int
-    heads: int
     hidden: int
+    width: int = knob(MISSING, "of the residual stream", low=1)
+    blocks: int = knob(MISSING, "transformer blocks", low=1)
+    heads: int = knob(MISSING, "of attention, each of even width", low=1)
     cond: int = 128
     dropout: float = 0.0
 
@@ -40,21 +43,21 @@ class Run:
 
     A run in steps gives the same weights every time on one machine; one in seconds fills the time that there is."""
 
-    batch: int
     rate: float
     warmup: int
+    batch: int = knob(MISSING, "rows a step", low=1)
     steps: int = 0
     seconds: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    decay: float = 1.0  # the share of the run over which the rate falls to nothing
+    decay: float = knob(1.0, "the share of the run over which the rate falls to nothing", above=0, high=1)
     weight_decay: float = 0.0
     clip: float = 1.0
     average: float = 0.999
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    validate_every: int = 500
-    validate_rows: int = 1024
-    save_every: int = 1000
+    validate_every: int = knob(500, "steps between looks at held-out rows", low=1)
+    validate_rows: int = knob(1024, "how many of them are looked at", low=1)
+    save_every: int = knob(1000, "steps between checkpoints", low=1)
 
 
 @dataclass(frozen=True)
@@ -76,82 +79,65 @@ class Recipe:
     kind: Literal["duo", "causal", "distil"]
     data: Data
     run: Run
-    seed: int = 1
+    seed: int = knob(1, "", low=0, high=2**63)
     sizes: Sizes | None = None
     distil: Distil | None = None
 
 
-_TABLES = {"data": Data, "run": Run, "sizes": Sizes, "distil": Distil}
-
-
-def _build(kind: type, given: dict[str, Any], where: str) -> Any:
-    """One table of the file as its dataclass, or a sentence on the first thing that does not fit."""
-    known = {f.name: f for f in fields(kind)}
-    hints = get_type_hints(kind)
-    for key, value in given.items():
-        if key not in known:
-            raise LimpetError(f"{where} does not know {key!r}: it takes {', '.join(known)}")
-        hint = hints[key]
-        if getattr(hint, "__origin__", None) is Literal:
-            if value not in hint.__args__:
-                raise LimpetError(f"{where} has {key} = {value!r}: it takes {' or '.join(map(repr, hint.__args__))}")
-        elif hint in (int, float, str, bool):
-            good = isinstance(value, (int, float) if hint is float else hint) and (
-                hint is bool or not isinstance(value, bool)
-            )
-            if not good:
-                raise LimpetError(f"{where} has {key} = {value!r}: it takes one {hint.__name__}")
-        elif hint in (list[str], list[float]):
-            inside = str if hint == list[str] else (int, float)
-            if not isinstance(value, list) or not all(isinstance(item, inside) for item in value):
-                raise LimpetError(f"{where} has {key} = {value!r}: it takes a list of {hint.__args__[0].__name__}s")
-    for key, f in known.items():
-        if key not in given and f.default is MISSING and f.default_factory is MISSING:
-            raise LimpetError(f"{where} lacks {key!r}")
-    return kind(**given)
+TABLES = {"data": Data, "run": Run, "sizes": Sizes, "distil": Distil}
 
 
 def read(file: Path) -> Recipe:
     """The recipe in a TOML file; anything it does not know or that does not fit is refused in one sentence."""
     try:
-        given = tomllib.loads(file.read_text())
+        return from_dict(tomllib.loads(file.read_text()), str(file))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise LimpetError(f"{file} is not a TOML file that can be read: {error}") from error
-    return from_dict(given, str(file))
 
 
 def from_dict(given: dict[str, Any], where: str = "the recipe") -> Recipe:
     """The recipe of a parsed TOML document."""
-    given = dict(given)
-    for table, kind in _TABLES.items():
-        if table in given:
-            if not isinstance(given[table], dict):
-                raise LimpetError(f"{where} has {table} = {given[table]!r}: it takes a table, [{table}]")
-            given[table] = _build(kind, given[table], f"[{table}] of {where}")
-    recipe: Recipe = _build(Recipe, given, where)
+    recipe: Recipe = _table(Recipe, given, where)
     _check(recipe, where)
     return recipe
 
 
+def _table(kind: type, given: dict[str, Any], where: str) -> Any:
+    """One table of the file as its dataclass, or a sentence on the first thing that does not fit."""
+    hints, values = get_type_hints(kind), dict(given)
+    for name in given:
+        if name not in hints:
+            raise unknown(f"{where} does not know", name, hints)
+    for one in fields(kind):
+        name, hint = one.name, hints[one.name]
+        if name not in given:
+            if one.default is MISSING and one.default_factory is MISSING:
+                raise LimpetError(f"{where} lacks {name!r}")
+        elif name in TABLES:
+            if not isinstance(given[name], dict):
+                raise LimpetError(f"{where} has {name} = {given[name]!r}: it takes a table, [{name}]")
+            values[name] = _table(TABLES[name], given[name], f"[{name}] of {where}")
+        else:
+            choices, listed = (get_args(hint) if get_origin(hint) is of else () for of in (Literal, list))
+            item = Knob(name, str if choices else listed[0] if listed else hint, choices, False, None, **one.metadata)
+            items = given[name] if listed else [given[name]]
+            if not isinstance(items, list) or not all(map(item.accepts, items)):
+                takes = f"a list, each {item.takes}" if listed else item.takes
+                raise LimpetError(f"{where} has {name} = {given[name]!r}: it takes {takes}")
+    return kind(**values)
+
+
 def _check(recipe: Recipe, where: str) -> None:
-    """What one table cannot say of itself."""
-    run, data = recipe.run, recipe.data
+    """What one field cannot say of itself."""
+    run, sizes, distil = recipe.run, recipe.sizes, recipe.distil
     if (run.steps > 0) == (run.seconds > 0):
         raise LimpetError(f"[run] of {where} has steps = {run.steps} and seconds = {run.seconds}: give exactly one")
-    least = {"batch": 1, "save_every": 1, "validate_every": 1, "validate_rows": 1, "vocab_size": 257, "length": 3}
-    for key, smallest in least.items():
-        value = getattr(run if hasattr(run, key) else data, key)
-        if value < smallest:
-            raise LimpetError(f"{where} has {key} = {value}: it takes {smallest} or more")
-    if data.vocab_size > 2**16:
-        raise LimpetError(f"{where} has vocab_size = {data.vocab_size}: it takes {2**16} or fewer")
-    if not 0 < run.decay <= 1 or len(run.betas) != 2:
-        raise LimpetError(f"[run] of {where} has decay = {run.decay} and betas = {run.betas}: a share and two numbers")
+    if len(run.betas) != 2:
+        raise LimpetError(f"[run] of {where} has betas = {run.betas}: it takes two numbers")
     wants = "distil" if recipe.kind == "distil" else "sizes"
     if [table for table in ("distil", "sizes") if getattr(recipe, table) is not None] != [wants]:
         raise LimpetError(f"{where} is of kind {recipe.kind!r}: of [sizes] and [distil] it takes [{wants}] alone")
-    if recipe.distil is not None and not all(0 < delta < 1 for delta in recipe.distil.deltas or [0]):
-        raise LimpetError(f"[distil] of {where} has deltas = {recipe.distil.deltas}: it takes one or more in (0, 1)")
-    sizes = recipe.sizes
-    if sizes is not None and (min(sizes.width, sizes.heads, sizes.blocks) < 1 or sizes.width % (2 * sizes.heads)):
+    if distil is not None and not all(0 < delta < 1 for delta in distil.deltas or [0]):
+        raise LimpetError(f"[distil] of {where} has deltas = {distil.deltas}: it takes one or more in (0, 1)")
+    if sizes is not None and sizes.width % (2 * sizes.heads):
         raise LimpetError(f"[sizes] of {where} has width {sizes.width} and {sizes.heads} heads: heads of even width")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,10 +18,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from limpet.denoisers import duo, files
+from limpet.denoisers import catalog, duo
 from limpet.denoisers.tensors import write_tensors
 from limpet.denoisers.text import Tokenizer
 from limpet.errors import LimpetError
+from limpet.files import whole
 from limpet.judges import causal
 from limpet.training import gaussian, losses
 from limpet.training.data import Stream, Text
@@ -39,6 +39,7 @@ class Task(Protocol):
 
     def begin(self, fraction: float, network: nn.Module) -> None:
         """Called before each step with the share of the run that is done."""
+        return
 
     def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
         """The random part of a step, from torch's own generator."""
@@ -50,17 +51,14 @@ class Task(Protocol):
         """What validation measures."""
 
 
-class DuoTask:
+class DuoTask(Task):
     """The Duo objective at stratified times."""
 
     def __init__(self, shape: duo.Shape) -> None:
-        self.shape = shape
-        self.predicted = shape.length
+        self.shape, self.predicted = shape, shape.length
 
     def network(self) -> nn.Module:
         return duo.Network(self.shape)
-
-    def begin(self, fraction: float, network: nn.Module) -> None: ...
 
     def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows, *losses.noisy_batch(rows, self.shape.vocab_size, None)
@@ -78,10 +76,8 @@ class DistilTask(DuoTask):
 
     def __init__(self, start: duo.Network, deltas: list[float], path: gaussian.Path) -> None:
         super().__init__(start.shape)
-        self.deltas = deltas
-        self.path = path
+        self.deltas, self.path, self.round = deltas, path, -1
         self.teacher = start.requires_grad_(False).eval()
-        self.round = -1
 
     def network(self) -> nn.Module:
         return copy.deepcopy(self.teacher).requires_grad_(True).train()
@@ -96,11 +92,9 @@ class DistilTask(DuoTask):
     def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
         delta = self.deltas[self.round]
         late = (losses.stratified_times(len(rows), None, rows.device) + delta).clamp(max=1)
-        early = late - delta
         noise = gaussian.draw(rows, self.shape.vocab_size)  # one draw for both times
-        z_late = gaussian.state(rows, self.path.gamma(late), noise)
-        z_early = gaussian.state(rows, self.path.gamma(early), noise)
-        return z_late, self.path.signal(late), z_early, self.path.signal(early)
+        seen = ((gaussian.state(rows, self.path.gamma(t), noise), self.path.signal(t)) for t in (late, late - delta))
+        return tuple(tensor for pair in seen for tensor in pair)
 
     def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
         z_late, signal_late, z_early, signal_early = drawn
@@ -109,18 +103,14 @@ class DistilTask(DuoTask):
         return losses.backward_kl(log_law(network, z_late, signal_late), teacher).mean()
 
 
-class CausalTask:
+class CausalTask(Task):
     """Next-token prediction."""
 
     def __init__(self, shape: causal.Shape, dropout: float) -> None:
-        self.shape = shape
-        self.dropout = dropout
-        self.predicted = shape.length - 1
+        self.shape, self.dropout, self.predicted = shape, dropout, shape.length - 1
 
     def network(self) -> nn.Module:
         return causal.Network(self.shape, self.dropout)
-
-    def begin(self, fraction: float, network: nn.Module) -> None: ...
 
     def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (rows,)
@@ -137,14 +127,16 @@ def task_of(recipe: Recipe, device: torch.device) -> Task:
     """The task that a recipe names."""
     data, sizes, distil = recipe.data, recipe.sizes, recipe.distil
     if distil is not None:
-        teacher = files.load(distil.teacher, device=device)
+        teacher = catalog.load(distil.teacher, device=device)
+        if not isinstance(teacher, duo.Duo):
+            raise LimpetError(f"the teacher {distil.teacher} is no Duo network, and only such are distilled here")
         if (teacher.vocab_size, teacher.length) != (data.vocab_size, data.length):
             raise LimpetError(
                 f"the teacher {distil.teacher} has {teacher.vocab_size} tokens and length {teacher.length}, the data "
                 f"{data.vocab_size} and {data.length}: distil on the teacher's own"
             )
         path = gaussian.path(teacher.vocab_size, distil.clean, distil.noisy)
-        return DistilTask(teacher.network, distil.deltas, path.to(device))
+        return DistilTask(teacher.network, distil.deltas, path)
     assert sizes is not None  # a recipe has one of the two
     common = (data.vocab_size, data.length, sizes.width, sizes.blocks, sizes.heads)
     if recipe.kind == "causal":
@@ -176,12 +168,25 @@ def rate_at(recipe: Recipe, step: int, fraction: float) -> float:
     return run.rate * min(1.0, (step + 1) / max(run.warmup, 1)) * min(1.0, max(0.0, 1 - fraction) / run.decay)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a run says of itself as it goes; `validation` where it has just been measured."""
+
+    step: int
+    fraction: float
+    loss: float
+    rate: float
+    tokens_per_second: float
+    seconds: float
+    seconds_left: float
+    validation: float | None = None
+
+
 class Trainer:
     """The whole state of a run: networks, optimiser, counters; `step` moves it, `save` and `load` keep it."""
 
     def __init__(self, recipe: Recipe, text: Text, device: torch.device) -> None:
-        self.recipe = recipe
-        self.device = device
+        self.recipe, self.device = recipe, device
         torch.manual_seed(seed_of(recipe.seed, -1))
         self.task = task_of(recipe, device)
         self.network = self.task.network().to(device)
@@ -191,13 +196,12 @@ class Trainer:
             {"params": [p for p in self.network.parameters() if p.dim() > 1], "weight_decay": run.weight_decay},
             {"params": [p for p in self.network.parameters() if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        betas = (run.betas[0], run.betas[1])
-        self.optimiser = torch.optim.AdamW(groups, lr=run.rate, betas=betas, fused=device.type == "cuda")
+        first, second = run.betas
+        self.optimiser = torch.optim.AdamW(groups, lr=run.rate, betas=(first, second), fused=device.type == "cuda")
         self.train_stream = text.splits["train"].to(device)
         self.validation_stream = text.splits["validation"].to(device)
         self.loss = torch.compile(self.task.loss) if run.compile else self.task.loss
-        self.steps = 0
-        self.seconds = 0.0
+        self.steps, self.seconds = 0, 0.0
 
     @property
     def fraction(self) -> float:
@@ -242,6 +246,12 @@ class Trainer:
             nats = self.task.row_nats(self.average)
             return held_out(nats, self.validation_stream, length, self.task.predicted, rows).nats
 
+    def progress(self, loss: float, steps_per_second: float, validation: float | None) -> Progress:
+        recipe, fraction = self.recipe, self.fraction
+        rate, tokens = rate_at(recipe, self.steps, fraction), recipe.run.batch * recipe.data.length
+        left = (1 - fraction) * self.seconds / max(fraction, 1e-9)
+        return Progress(self.steps, fraction, loss, rate, tokens * steps_per_second, self.seconds, left, validation)
+
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor that the next step depends on, by role and name."""
         roles: dict[str, nn.Module] = {"network": self.network, "average": self.average}
@@ -254,12 +264,11 @@ class Trainer:
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def save(self, file: Path) -> None:
-        """Write beside, then rename: a reader finds the old checkpoint or the new one, whole."""
+        """A reader finds the old checkpoint or the new one, whole."""
         counters = {"steps": self.steps, "seconds": self.seconds, "round": getattr(self.task, "round", -1)}
         about = {"recipe": json.dumps(asdict(self.recipe)), "counters": json.dumps(counters)}
-        beside = file.with_name(file.name + ".part")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}, beside, about)
-        os.replace(beside, file)
+        with whole(file) as beside:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}, beside, about)
 
     def load(self, file: Path) -> None:
         """Take up a checkpoint of the same recipe."""
@@ -281,20 +290,6 @@ class Trainer:
             tensor.copy_(stored[name])
         if isinstance(self.task, DistilTask):
             self.task.round = counters["round"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a run says of itself as it goes; `validation` where it has just been measured."""
-
-    step: int
-    fraction: float
-    loss: float
-    rate: float
-    tokens_per_second: float
-    seconds: float
-    seconds_left: float
-    validation: float | None = None
 
 
 def train(
@@ -324,27 +319,13 @@ def train(
             if not math.isfinite(value):
                 raise LimpetError(f"the loss is {value} at step {trainer.steps}: lower [run] rate")
             validation = trainer.validate() if validates else None
-            report(_progress(trainer, value, (ran - 1) / max(trainer.seconds - before, 1e-9), validation))
+            report(trainer.progress(value, (ran - 1) / max(trainer.seconds - before, 1e-9), validation))
             clock = time.monotonic() if validates else clock
         if trainer.steps % run.save_every == 0 and not trainer.done:
             trainer.save(checkpoint)
     save_network(folder, trainer.average, text)
     checkpoint.unlink(missing_ok=True)
     return trainer.average
-
-
-def _progress(trainer: Trainer, loss: float, steps_per_second: float, validation: float | None) -> Progress:
-    recipe, fraction = trainer.recipe, trainer.fraction
-    return Progress(
-        step=trainer.steps,
-        fraction=fraction,
-        loss=loss,
-        rate=rate_at(recipe, trainer.steps, fraction),
-        tokens_per_second=recipe.run.batch * recipe.data.length * steps_per_second,
-        seconds=trainer.seconds,
-        seconds_left=(1 - fraction) * trainer.seconds / max(fraction, 1e-9),
-        validation=validation,
-    )
 
 
 def save_network(folder: Path, network: nn.Module, text: Text) -> None:
@@ -354,8 +335,7 @@ def save_network(folder: Path, network: nn.Module, text: Text) -> None:
         duo.Duo(network, name=folder.name, tokenizer=tokenizer).save(folder)
         return
     assert isinstance(network, causal.Network)
-    config = {"model_type": "causal", **network.shape.to_dict()}
+    config = {"model_type": "causal", **vars(network.shape)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tokenizer.save(folder / "tokenizer.json")
-    state = {name: p.detach().cpu() for name, p in network.named_parameters()}
-    write_tensors(folder / "model.safetensors", state)
+    write_tensors(folder / "model.safetensors", {name: p.detach().cpu() for name, p in network.named_parameters()})

@@ -34,7 +34,7 @@ def self_contained(trajectories: list[Trajectory], title: str | None = None) -> 
 
 
 def playground(about: dict[str, Any]) -> str:
-    """The playground's page; `about` tells it the models, the policy's fields and the limits."""
+    """The playground's page; `about` tells it the models, the samplers' knobs and the limits."""
     return _fill(
         title="limpet",
         lead="watch a diffusion language model write, one reveal at a time",

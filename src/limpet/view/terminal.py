@@ -1,4 +1,4 @@
-"""A frame of one or more arms as rich text: marked words, counts, and a sparkline of the mean deficit."""
+"""A frame of one or more arms as rich text: words as they are marked, counts, and a sparkline of the mean deficit."""
 
 from __future__ import annotations
 
@@ -10,48 +10,31 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from limpet.view.trajectory import GIVEN, SELECTED, VISIBLE, Array, Frame, Header
+from limpet.view.trajectory import GIVEN, Trajectory
 
 BARS = "▁▂▃▄▅▆▇█"
-STYLES = {
-    "new": "bold black on green",
-    "visible": "green underline",
-    "expired": "magenta underline",
-    "given": "bold",
+STYLES = {  # the later goes over the earlier; a mark that is not here is underlined, and goes over "changed" alone
     "changed": "yellow",
-    "plain": "",
+    "selected": "magenta underline",
+    "visible": "green underline",
+    "chosen": "bold black on green",
+    GIVEN: "bold",
 }
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class Reel:
-    """One arm's frames as far as they have come."""
+def kinds(path: Trajectory, r: int) -> list[str]:
+    """What each position is at frame r: a mark, "changed" for another token than the frame before had, or ""."""
+    header, frame = path.header, path.frames[r]
+    found = np.where(frame.input != path.frames[max(0, r - 1)].input, "changed", "").astype(object)
+    others = [mark for mark in header.marks if mark not in STYLES]
+    for mark in [*others, *list(STYLES)[1:]]:
+        found[header.marked(frame, mark)] = mark
+    return [str(kind) for kind in found]
 
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.frames: list[Frame] = []
-        self.words: dict[int, str] = {}
 
-    def add(self, frame: Frame, words: dict[int, str]) -> None:
-        self.frames.append(frame)
-        self.words |= words
-
-    def kinds(self, r: int) -> list[str]:
-        """What each position is at frame r: one of STYLES."""
-        frame = self.frames[r]
-        before = self.frames[r - 1] if r else frame
-        old, changed = before.marks, self.shown(r) != (self.shown(r - 1) if r else self.shown(r))
-        kinds = np.where(changed, "changed", "plain").astype(object)
-        kinds[(frame.marks & SELECTED) > 0] = "expired"
-        kinds[(frame.marks & VISIBLE) > 0] = "visible"
-        kinds[((frame.marks & SELECTED) > 0) & ((old & SELECTED) == 0)] = "new"
-        kinds[(frame.marks & GIVEN) > 0] = "given"
-        return [str(kind) for kind in kinds]
-
-    def shown(self, r: int) -> Array:
-        """The input of call r; at the end, the output."""
-        frame = self.frames[r]
-        return frame.state if r == self.header.frames - 1 else frame.input
+def style(kind: str) -> str:
+    return STYLES.get(kind, "underline") if kind else ""
 
 
 def word(text: str) -> str:
@@ -66,36 +49,25 @@ def sparkline(values: list[float], width: int, top: float = 1.0) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] for value in values)
 
 
-def render(reels: list[Reel], r: int, width: int = 100) -> Group:
-    """Frame r of every arm, side by side where there is more than one."""
-    grid = Table.grid(expand=True, padding=(0, 1))
-    for _ in reels:
+def render(paths: list[Trajectory], r: int, width: int = 100) -> Group:
+    """Frame r of every arm, side by side where there is more than one, and what the marks look like."""
+    grid, legend = Table.grid(expand=True, padding=(0, 1)), Text()
+    for _ in paths:
         grid.add_column(ratio=1)
-    grid.add_row(*(_panel(reel, min(r, len(reel.frames) - 1), width // len(reels)) for reel in reels))
-    return Group(grid, legend())
+    grid.add_row(*(_panel(path, min(r, len(path.frames) - 1), width // len(paths)) for path in paths))
+    for mark in dict.fromkeys(["changed", *(mark for path in paths for mark in path.header.marks)]):
+        legend.append(word(mark), style(mark)).append("   ")
+    return Group(grid, legend)
 
 
-def legend() -> Text:
-    names = {
-        "new": "newly selected",
-        "visible": "visible",
-        "expired": "expired",
-        "changed": "changed",
-        "given": "given",
-    }
-    line = Text()
-    for kind, name in names.items():
-        line.append(name, STYLES[kind]).append("   ")
-    return line
-
-
-def _panel(reel: Reel, r: int, width: int) -> Panel:
-    text = Text(overflow="fold")
-    for token, kind in zip(reel.shown(r), reel.kinds(r), strict=True):
-        text.append(word(reel.words.get(int(token), "\ufffd")), STYLES[kind])
-    calls, frame = len(reel.header.times), reel.frames[r]
-    deficits = [each.mean_deficit for each in reel.frames[: min(r + 1, calls)]]
-    when = f"output after {calls} calls" if r == calls else f"step {r + 1}/{calls} · t {reel.header.times[r]:.3f}"
-    facts = Text(f"{when} · {frame.selected} selected\ndeficit ", style="dim")
+def _panel(path: Trajectory, r: int, width: int) -> Panel:
+    header, frame, text = path.header, path.frames[r], Text(overflow="fold")
+    for token, kind in zip(frame.input, kinds(path, r), strict=True):
+        text.append(word(path.words.get(int(token), "\ufffd")), style(kind))
+    calls = header.calls
+    counts = [f" · {int(header.marked(frame, mark).sum())} {word(mark)}" for mark in header.marks if mark != GIVEN]
+    deficits = [each.mean_deficit for each in path.frames[: min(r + 1, calls)]]
+    when = f"output after {calls} calls" if r == calls else f"call {r + 1}/{calls} · t {frame.t:.3f}"
+    facts = Text(f"{when}{''.join(counts)}\ndeficit ", style="dim")
     facts.append(sparkline(deficits, max(8, width - 22)), "cyan").append(f" {deficits[-1]:.3f}")
-    return Panel(Group(facts, Text(), text), title=Text(word(reel.header.arm), style="bold"), title_align="left")
+    return Panel(Group(facts, Text(), text), title=Text(word(header.arm), style="bold"), title_align="left")

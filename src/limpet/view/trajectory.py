@@ -1,4 +1,4 @@
-"""A trajectory: everything a viewer needs of one sample's path, as frames, as bytes, and as a file.
+"""A trajectory: everything a viewer needs of one sample's path as frames, as bytes and as a file; it knows no sampler.
 
 A path under N network calls has N + 1 frames. Frame r < N is what call r saw and thought; the last is the output.
 A file is the gzip of one line of JSON (the header) and then the frames, each of the same number of bytes; a stream is
@@ -7,13 +7,14 @@ the same header and the same frames, one by one. `docs/view.md` describes every 
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import zip_longest
-from pathlib import Path
+from itertools import chain, zip_longest
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -21,129 +22,130 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limpet import sampler
-from limpet.denoisers import Denoiser, Tokenizer
+from limpet.denoisers import Denoiser, Needed, Tokenizer, Wrapped
+from limpet.engine.path import Path, generate, open_path
+from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, lazy, log_law
+from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
-from limpet.policy import Policy
-from limpet.sampler import NEVER
-from limpet.samples import Given, given_tokens, prepare
-from limpet.steps import Backend, Head, Outcome, Transition, lazy, log_law
-from limpet.streams import Stream
+from limpet.files import write_whole
+from limpet.samplers import CRS, Sampler
+from limpet.samples import SEEDS, Given, given_tokens
 
-FORMAT, VERSION = "limpet trajectory", 1
-SUFFIX = ".limpet"
+FORMAT, VERSION = "limpet trajectory", 2
 CANDIDATES = 4  # top tokens kept at every position of every frame
-SELECTED, VISIBLE, GIVEN = 1, 2, 4  # bits of a mark
+GIVEN = "given"  # the mark that every path has, its first; the others are the sampler's own
+MOST_MARKS = 8  # bits of a byte
 DEFICIT, MASS = 65535, 255  # what 1 is stored as
 MAGIC = b"\x1f\x8b"  # gzip's
 MOST_HEADER, MOST_BYTES = 2**25, 2**30  # what a file may unpack to
+SPOILT = (EOFError, gzip.BadGzipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RecursionError)
+WHOLE = {  # what the numbers of a header may be
+    "seed": (0, SEEDS - 1), "sample": (0, 2**63 - 1), "length": (1, 2**20), "vocab_size": (1, 2**32 - 1),
+    "calls": (1, 2**16), "candidates": (1, 64),
+}  # fmt: skip
 
-Array = NDArray[np.integer[Any]]
+Array = NDArray[Any]
 
 
 class Frame(NamedTuple):
     """One call of the denoiser, or, in the last frame, the output."""
 
-    state: Array  # (L,) the noisy tokens before the step; in the last frame, the output
-    label: Array  # (L,) the stored label, 0 where there is none
-    marks: Array  # (L,) SELECTED | VISIBLE | GIVEN
+    t: float  # the time of the call; 0 in the last frame
+    state: Array  # (L,) the noisy tokens before the call; in the last frame, the output
+    input: Array  # (L,) what the denoiser saw; in the last frame, the output
+    marks: Array  # (L,) bit i: the position has the header's mark i; in the last frame, as in the one before
     deficit: Array  # (L,) 1 - max law, in 65535ths; 0 in the last frame and where the token is given
     ids: Array  # (L, K) the tokens that the law puts first
     mass: Array  # (L, K) their probabilities, in 255ths
 
     @property
-    def input(self) -> Array:
-        """(L,) what the denoiser saw: the state with the visible labels written over it."""
-        return np.where(self.marks & VISIBLE, self.label, self.state)
-
-    @property
-    def selected(self) -> int:
-        return int(np.count_nonzero(self.marks & SELECTED))
-
-    @property
     def mean_deficit(self) -> float:
         """Over the positions that are not given."""
-        free = (self.marks & GIVEN) == 0
+        free = (self.marks & 1) == 0
         return float(self.deficit[free].mean() / DEFICIT) if free.any() else 0.0
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a path before its first step."""
+    """What is known of a path before its first frame."""
 
     arm: str
     model: str
     digest: str
-    policy: dict[str, Any]
+    sampler: dict[str, Any]  # as its to_dict writes it; data to show, never code to load
+    marks: list[str]  # what the bits of a frame's marks mean
     seed: int
     sample: int  # index under the seed
     length: int
     vocab_size: int
-    times: list[float]  # of every call, the readout's last
+    calls: int
     candidates: int
 
     @property
     def frames(self) -> int:
-        return len(self.times) + 1
+        return self.calls + 1
 
-    def layout(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Name, type and shape of a frame's arrays, in the order of their bytes."""
-        token = "<u2" if self.vocab_size <= 2**16 else "<u4"
-        one, some = (self.length,), (self.length, self.candidates)
-        return [
-            ("state", token, one), ("label", token, one), ("marks", "<u1", one), ("deficit", "<u2", one),
-            ("ids", token, some), ("mass", "<u1", some),
-        ]  # fmt: skip
+    def about(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    def marked(self, frame: Frame, mark: str) -> NDArray[np.bool_]:
+        """(L,) where a frame has a mark: nowhere, if the sampler knows no such mark."""
+        bit = 1 << self.marks.index(mark) if mark in self.marks else 0
+        return (frame.marks & bit) > 0
 
     @property
-    def frame_bytes(self) -> int:
-        return sum(np.dtype(kind).itemsize * int(np.prod(shape)) for _, kind, shape in self.layout())
+    def layout(self) -> np.dtype[np.void]:
+        """A frame's arrays in the order of their bytes, without padding."""
+        token = "<u2" if self.vocab_size <= 2**16 else "<u4"
+        one, some = (self.length,), (self.length, self.candidates)
+        return np.dtype([
+            ("t", "<f8"), ("state", token, one), ("input", token, one), ("marks", "u1", one), ("deficit", "<u2", one),
+            ("ids", token, some), ("mass", "u1", some),
+        ])  # fmt: skip
 
     def pack(self, frame: Frame) -> bytes:
-        return b"".join(getattr(frame, name).astype(kind).tobytes() for name, kind, _ in self.layout())
+        return np.array(tuple(frame), self.layout).tobytes()
 
-    def unpack(self, data: bytes) -> Frame:
-        arrays, start = {}, 0
-        for name, kind, shape in self.layout():
-            count = int(np.prod(shape))
-            arrays[name] = np.frombuffer(data, kind, count, start).reshape(shape)
-            start += count * np.dtype(kind).itemsize
-        return Frame(**arrays)
+    def unpack(self, data: bytes) -> list[Frame]:
+        return [Frame(*row) for row in np.frombuffer(data, self.layout)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Trajectory:
-    """A whole path, with the text of every token in it."""
+    """A path as far as it has come, with the text of every token in it."""
 
     header: Header
-    frames: list[Frame]
-    words: dict[int, str]
+    frames: list[Frame] = field(default_factory=list)
+    words: dict[int, str] = field(default_factory=dict)
     text: str | None = None  # of the output
     scores: dict[str, Any] = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
-        about = {
-            "format": FORMAT, "version": VERSION, **asdict(self.header), "text": self.text, "scores": self.scores,
-            "words": {str(token): self.words[token] for token in sorted(self.words)},
+    def add(self, frame: Frame, tokenizer: Tokenizer | None) -> dict[int, str]:
+        """Go on by a frame -> the words in it that no earlier one had."""
+        tokens = np.unique(np.concatenate([frame.state, frame.input, frame.ids.ravel()])).tolist()
+        new = {
+            token: f"{token} " if tokenizer is None else tokenizer.decode([token])
+            for token in tokens if token not in self.words
         }  # fmt: skip
+        self.frames.append(frame)
+        self.words |= new
+        if len(self.frames) == self.header.frames and tokenizer is not None:
+            self.text = tokenizer.decode(frame.state.tolist())
+        return new
+
+    def to_bytes(self) -> bytes:
+        words = {str(token): self.words[token] for token in sorted(self.words)}
+        about = {**self.header.about(), "text": self.text, "scores": self.scores, "words": words}
         line = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         return gzip.compress(line + b"\n" + b"".join(map(self.header.pack, self.frames)), mtime=0)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the trajectory") -> Trajectory:
         """Read and check; whatever is not a whole trajectory of this version is refused in one sentence."""
-        import io
-
         return _read(io.BytesIO(data), name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        try:
-            partial.write_bytes(self.to_bytes())
-            partial.replace(path)
-        except OSError as error:
-            raise LimpetError(f"{path} cannot be written ({error.strerror}): name another file") from error
+        write_whole(path, self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trajectory:
@@ -155,218 +157,187 @@ class Trajectory:
 
 
 def _read(file: IO[bytes], name: str) -> Trajectory:
-    foreign = f"{name} is not a limpet trajectory: make one with `limpet sample --record FILE`"
-    damaged = f"{name} is damaged: record it again"
+    foreign = LimpetError(f"{name} is not a limpet trajectory: make one with `limpet sample --record FILE`")
+    damaged = LimpetError(f"{name} is damaged: record it again")
     if file.read(2) != MAGIC:
-        raise LimpetError(foreign)
+        raise foreign
     file.seek(0)
+    line, about = b"", None
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
             line = unpacked.readline(MOST_HEADER)
-            about = _header_line(line, foreign, damaged)
+            about = json.loads(line)
+            if not isinstance(about, dict) or about.get("format") != FORMAT or "version" not in about:
+                raise foreign
             if about["version"] != VERSION:
                 raise LimpetError(
                     f"{name} is a trajectory of version {about['version']!r}, and this limpet reads version {VERSION}: "
                     "record it again, or view it with the limpet that wrote it"
                 )
-            header, words, text, scores = _checked(about, damaged)
-            body = unpacked.read(header.frames * header.frame_bytes + 1)  # one more, to notice what is too much
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise LimpetError(damaged) from error
-    size = header.frame_bytes
-    if len(body) != header.frames * size:
-        raise LimpetError(damaged)
-    frames = [header.unpack(body[i : i + size]) for i in range(0, len(body), size)]
-    for frame in frames:
-        if max(frame.state.max(), frame.label.max(), frame.ids.max()) >= header.vocab_size:
-            raise LimpetError(damaged)
-    return Trajectory(header, frames, words, text, scores)
+            path = _checked(about)
+            size = path.header.frames * path.header.layout.itemsize
+            body = unpacked.read(size + 1)  # one more, to notice what is too much
+    except LimpetError:
+        raise
+    except SPOILT as error:
+        strange = about is None and line and not line.startswith(b'{"format":"limpet')
+        raise (foreign if strange else damaged) from error
+    if len(body) != size:
+        raise damaged
+    path.frames = path.header.unpack(body)
+    for frame in path.frames:
+        tokens = max(frame.state.max(), frame.input.max(), frame.ids.max())
+        if tokens >= path.header.vocab_size or frame.marks.max() >> len(path.header.marks) or not 0 <= frame.t <= 1:
+            raise damaged
+    return path
 
 
-def _header_line(line: bytes, foreign: str, damaged: str) -> dict[str, Any]:
-    try:
-        about = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise LimpetError(damaged if line.startswith(b'{"format":"limpet') else foreign) from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT or "version" not in about:
-        raise LimpetError(foreign)
-    return about
+def _checked(about: dict[str, Any]) -> Trajectory:
+    """A trajectory without its frames; ValueError unless all is of the kind it should be."""
 
-
-def _checked(about: dict[str, Any], damaged: str) -> tuple[Header, dict[int, str], str | None, dict[str, Any]]:
-    """The header's parts, every one of the kind it should be."""
-
-    def whole(value: object, low: int, high: int) -> bool:
-        return type(value) is int and low <= value <= high
-
-    try:
-        header = Header(**{field.name: about[field.name] for field in fields(Header)})
-        words = {int(token): word for token, word in about["words"].items()}
-        text, scores = about["text"], about["scores"]
-        good = (
-            all(isinstance(value, str) for value in (header.arm, header.model, header.digest, *words.values()))
-            and whole(header.seed, 0, 2**64 - 1)
-            and whole(header.sample, 0, 2**63 - 1)
-            and whole(header.length, 1, 2**20)
-            and whole(header.vocab_size, 1, 2**32 - 1)
-            and whole(header.candidates, 1, 64)
-            and isinstance(header.times, list)
-            and 2 <= len(header.times) <= 2**16
-            and all(isinstance(t, float | int) and 0 <= t <= 1 for t in header.times)
-            and header.frames * header.frame_bytes <= MOST_BYTES
-            and (text is None or isinstance(text, str))
-            and isinstance(scores, dict)
+    def plain(values: object) -> bool:
+        """An object of texts, truths, numbers and nulls."""
+        return isinstance(values, dict) and all(
+            value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+            for value in values.values()
         )
-        Policy.from_dict(header.policy)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LimpetError(damaged) from error
+
+    header = Header(**{one.name: about[one.name] for one in fields(Header)})
+    words = {int(token): word for token, word in about["words"].items()}
+    good = (
+        all(isinstance(value, str) for value in (header.arm, header.model, header.digest, *words.values()))
+        and all(type(about[name]) is int and low <= about[name] <= high for name, (low, high) in WHOLE.items())
+        and header.frames * header.layout.itemsize <= MOST_BYTES
+        and all(map(plain, (header.sampler, about["scores"])))
+        and isinstance(about["text"], str | None)
+        and _are_marks(header.marks)
+    )
     if not good:
-        raise LimpetError(damaged)
-    return header, words, text, scores
+        raise ValueError(header)
+    return Trajectory(header, [], words, about["text"], about["scores"])
+
+
+def _are_marks(names: Any) -> bool:
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return named and names[:1] == [GIVEN] and len(set(names)) == len(names) <= MOST_MARKS
 
 
 # From a model to frames
 
 
-class Shared(Denoiser):
+class Shared(Wrapped):
     """A denoiser that does not compute the same call twice running: arms in step share every call in which they
     still agree, which is the whole warmup of a native and a CRS arm."""
 
-    def __init__(self, inner: Denoiser) -> None:
-        self.inner = inner
-        self.vocab_size, self.predicts, self.schedule = inner.vocab_size, inner.predicts, inner.schedule
-        self._call: tuple[Tensor, float | Tensor] | None = None
-        self._features: Tensor | None = None
-        self._logits: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+    _call: tuple[Tensor, float | Tensor] | None = None
+    _features: Tensor
+    _logits: Tensor | None
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        if self._features is None or self._call is None or t != self._call[1] or not tokens.equal(self._call[0]):
-            self._call, self._features, self._logits = (tokens, t), self.inner.body(tokens, t), None
+        if self._call is None or t != self._call[1] or not tokens.equal(self._call[0]):
+            self._call, self._features, self._logits = (tokens, t), super().body(tokens, t), None
         return self._features
 
+    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+        return self.body(tokens, t)
+
     def head(self, features: Tensor) -> Tensor:
-        if features is not self._features:
-            return self.inner.head(features)
+        if self._call is None or features is not self._features:
+            return super().head(features)
         if self._logits is None:
-            self._logits = self.inner.head(features)
+            self._logits = super().head(features)
         return self._logits
 
 
 def _noting(candidates: int, noted: list[tuple[Tensor, Tensor]]) -> Backend:
     """The lazy step, which also leaves each position's top tokens and their probabilities in `noted`."""
 
-    def advance(head: Head, features: Tensor, transition: Transition) -> Outcome:
+    def plan(transition: Transition, input: Input) -> lazy.Tossed:
+        # A viewer looks everywhere, so every position is read, whether the step needs it or not.
+        return lazy.plan(transition, input)._replace(rows=torch.ones_like(input.tokens).nonzero())
+
+    def advance(head: Head, features: Tensor, plan: lazy.Tossed) -> Outcome:
         logits = head(features)  # of every position, once, for the step and for the viewer
-        sample, position = torch.ones_like(transition.inspect).nonzero(as_tuple=True)
-        law = log_law(logits[sample, position], transition, sample, position)
+        outcome = lazy.advance(lambda rows: rows, logits, plan)
+        law = log_law(logits[0], plan.input.tokens[0], plan.input, plan.transition.temperature)
         values, ids = law.topk(candidates, -1)
         noted.append((ids, (values - law.logsumexp(-1, keepdim=True)).exp()))
-        return lazy.advance(_same, logits, transition)
+        return outcome
 
-    return advance
-
-
-def _same(logits: Tensor) -> Tensor:
-    return logits
+    return Backend(plan, advance, lazy.BACKEND.select)
 
 
 def follow(
     model: Denoiser,
-    arms: Mapping[str, Policy],
+    arms: Mapping[str, Sampler],
     seed: int = 8200,
     sample: int = 0,
     length: int | None = None,
     prefix: Given | None = None,
     fixed: Mapping[int, int] | Tensor | None = None,
-) -> tuple[list[Header], Iterator[tuple[Frame | None, ...]]]:
-    """One sample under each arm, on the same randomness, in step: the headers, and an iterator over the frames.
+) -> tuple[list[Trajectory], Iterator[list[dict[int, str] | None]]]:
+    """One sample under each arm, on the same randomness, in step: the paths, and an iterator that makes them longer.
 
-    Each item has a frame for every arm, None for an arm that has ended. The text is the one that `limpet.sample`
-    gives for the same seed and sample."""
-    given = given_tokens(model, 1, length or model.length, prefix, fixed).to(model.device)
-    if not 0 <= seed < 2**64 or not 0 <= sample < 2**63:
+    Each of its items has the new words of every arm's new frame, None for an arm that has ended. The text is the one
+    that `limpet.sample` gives for the same seed and sample."""
+    given = given_tokens(model, 1, model.length if length is None else length, prefix, fixed).to(model.device)
+    if not 0 <= seed < SEEDS or not 0 <= sample < 2**63:
         raise LimpetError(f"seed is {seed} and sample {sample}; they are whole numbers from 0")
     stream = Stream(seed, torch.tensor([sample], device=model.device))
     shared, candidates = Shared(model), min(CANDIDATES, model.vocab_size)
-    headers, paths = [], []
-    for name, policy in arms.items():
+    paths, walks = [], []
+    for name, sampler in arms.items():
         noted: list[tuple[Tensor, Tensor]] = []
-        run = prepare(shared, policy, stream, given, advance=_noting(candidates, noted), trace=True)
-        headers.append(
-            Header(
-                arm=name,
-                model=model.name,
-                digest=model.digest,
-                policy=policy.to_dict(),
-                seed=seed,
-                sample=sample,
-                length=given.shape[1],
-                vocab_size=model.vocab_size,
-                times=run.times,
-                candidates=candidates,
+        path = open_path(shared, stream, given, _noting(candidates, noted), trace=True)
+        frames = _frames(sampler, path, noted)
+        marks, first = next(frames)  # the first call tells what the sampler marks
+        sizes = given.shape[1], model.vocab_size, sampler.nfe, candidates
+        paths.append(Trajectory(Header(name, model.name, model.digest, sampler.to_dict(), marks, seed, sample, *sizes)))
+        walks.append(chain([first], (frame for _, frame in frames)))
+
+    def walk() -> Iterator[list[dict[int, str] | None]]:
+        for together in zip_longest(*walks):
+            yield [
+                None if frame is None else path.add(frame, model.tokenizer)
+                for path, frame in zip(paths, together, strict=True)
+            ]
+
+    return paths, walk()
+
+
+@torch.inference_mode()  # while a frame is made, not while it is looked at
+def _frames(sampler: Sampler, path: Path, noted: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[str], Frame]]:
+    """Every frame of a path, with the names of its marks."""
+    before, given, names = sampler.begin(path), ~path.free[0], None
+    for after, info in generate(sampler, path, before):
+        names = names or [GIVEN, *info.marks]
+        if names != [GIVEN, *info.marks] or not _are_marks(names):
+            raise LimpetError(
+                f"{sampler.name} marks {', '.join(info.marks) or 'nothing'} in call {info.call}; a sampler has at most "
+                f"{MOST_MARKS - 1} marks, none of them called {GIVEN}, and names the same ones in every call"
             )
-        )
-        paths.append(_frames(run, noted))
-    return headers, zip_longest(*paths)
-
-
-def _frames(run: sampler.Run, noted: list[tuple[Tensor, Tensor]]) -> Iterator[Frame]:
-    given = ~run.free[0]
-    with torch.inference_mode():
-        before = sampler.begin(run)
-    path = sampler.generate(run, before)
-    while True:
-        with torch.inference_mode():  # of this thread, and not while the frame is looked at
-            after, info = next(path, (None, None))
-            if after is None or info is None:
-                return
-            ids, mass = noted.pop()
-            deficit = torch.where(given, 0.0, info.deficit[0]).clamp(0, 1)
-            frames = [_frame(before, info.visible[0], given, deficit, ids, mass)]
-            if after.step == run.policy.nfe:
-                output = after.tokens[0][:, None].expand_as(ids)
-                frames.append(_frame(after, info.visible[0], given, deficit * 0, output, mass * 0))
-        yield from frames
+        if not noted:
+            raise LimpetError(f"{sampler.name} made call {info.call} without path.call: nothing is known of its laws")
+        ids, mass = noted[0]  # of the call's first transition
+        noted.clear()
+        masks = [given, *(mask[0] for mask in info.marks.values())]
+        marks = torch.stack([mask.long() << bit for bit, mask in enumerate(masks)]).sum(0)
+        deficit = torch.where(given, 0.0, info.outcome.deficit[0]).clamp(0, 1)
+        yield names, _frame(info.t, before.tokens, info.input, marks, deficit, ids, mass)
+        if after.call == sampler.nfe:
+            output = after.tokens[0][:, None].expand_as(ids)
+            yield names, _frame(0.0, after.tokens, after.tokens, marks, deficit * 0, output, mass * 0)
         before = after
 
 
-def _frame(state: sampler.State, visible: Tensor, given: Tensor, deficit: Tensor, ids: Tensor, mass: Tensor) -> Frame:
-    selected = state.selected_at[0] != NEVER
-    marks = selected * SELECTED + visible * VISIBLE + given * GIVEN
-    arrays = (
-        state.tokens[0], state.labels[0] * selected, marks, (deficit * DEFICIT).round(), ids, (mass * MASS).round(),
-    )  # fmt: skip
-    return Frame(*(array.long().cpu().numpy() for array in arrays))
-
-
-class Words:
-    """The text of tokens, each told once: what a stream sends beside the frames, and what a file keeps."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer = tokenizer
-        self.told: dict[int, str] = {}
-
-    def of(self, frame: Frame) -> dict[int, str]:
-        """The words of this frame that no earlier one had."""
-        tokens = np.unique(np.concatenate([frame.state, frame.label, frame.ids.ravel()]))
-        new = {int(token): self._word(int(token)) for token in tokens if int(token) not in self.told}
-        self.told |= new
-        return new
-
-    def text(self, tokens: Array) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode([int(token) for token in tokens])
-
-    def _word(self, token: int) -> str:
-        return f"{token} " if self.tokenizer is None else self.tokenizer.decode([token])
+def _frame(t: float, state: Tensor, input: Tensor, marks: Tensor, deficit: Tensor, ids: Tensor, mass: Tensor) -> Frame:
+    arrays = (state[0], input[0], marks, (deficit * DEFICIT).round(), ids, (mass * MASS).round())
+    return Frame(t, *(array.long().cpu().numpy() for array in arrays))
 
 
 def record(
     model: Denoiser,
-    policy: Policy | None = None,
+    sampler: Sampler | None = None,
     seed: int = 8200,
     sample: int = 0,
     length: int | None = None,
@@ -375,20 +346,11 @@ def record(
     arm: str | None = None,
 ) -> Trajectory:
     """The path of one sample; its text is the one that `limpet.sample` gives for the same seed and sample."""
-    policy = Policy() if policy is None else policy
-    (header,), path = follow(model, {arm or name_of(policy): policy}, seed, sample, length, prefix, fixed)
-    frames = [frame for (frame,) in path if frame is not None]
-    words = Words(model.tokenizer)
-    for frame in frames:
-        words.of(frame)
-    return Trajectory(header, frames, words.told, words.text(frames[-1].state))
-
-
-def name_of(policy: Policy) -> str:
-    """What to call an arm that has no name of its own."""
-    name = "native" if policy.horizon == 0 else "CRS" if policy.horizon is None else f"horizon {policy.horizon}"
-    top_p = [p for p in (policy.top_p, policy.late_top_p) if p is not None and p < 1]
-    return f"{name}, top-p {', '.join(f'{p:g}' for p in top_p)}" if top_p else name
+    sampler = CRS() if sampler is None else sampler
+    (path,), walk = follow(model, {arm or sampler.caption: sampler}, seed, sample, length, prefix, fixed)
+    for _ in walk:
+        pass
+    return path
 
 
 def same_randomness(headers: list[Header]) -> bool:

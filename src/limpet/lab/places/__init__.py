@@ -14,8 +14,3 @@ ATTEMPTS = 3
 
 Group = Sequence[Unit]
 Place = Callable[[Job, Sequence[Group]], Iterator[Event]]
-
-
-def lost(group: Group, why: str) -> Iterator[Event]:
-    """Events for a group that no worker survives."""
-    return (Event(unit.key, unit.cell.name, unit.seed, unit.cost, 0.0, why) for unit in group)

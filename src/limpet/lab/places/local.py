@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from limpet.lab.bench import Bench
 from limpet.lab.places import Group, Place
+from limpet.lab.shelf import Shelf
 from limpet.lab.worker import Event, Job, Worker
 
 
-def local(device: str | None = None, bench: Bench | None = None) -> Place:
+def local(device: str | None = None, shelf: Shelf | None = None) -> Place:
     def place(job: Job, groups: Sequence[Group]) -> Iterator[Event]:
-        worker = Worker(job, device, bench)
+        worker = Worker(job, device, shelf)
         for group in groups:
             yield from worker.work(group)
 

@@ -9,18 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from limpet.errors import LimpetError, extra
-from limpet.lab.places import ATTEMPTS, Group, Place, lost
-from limpet.lab.worker import Event, Job, Worker
+from limpet.lab.places import ATTEMPTS, Group, Place
+from limpet.lab.worker import Event, Job, Worker, told
 
 
-class Actor:
+class Actor(Worker):
     """A worker behind Ray; it tells a group's events together."""
 
-    def __init__(self, job: Job, device: str | None) -> None:
-        self.worker = Worker(job, device)
-
-    def work(self, group: Group) -> list[Event]:
-        return list(self.worker.work(group))
+    def worked(self, group: Group) -> list[Event]:
+        return list(self.work(group))
 
 
 def on_ray(address: str | None = None, workers: int | None = None, device: str | None = None) -> Place:
@@ -55,7 +52,7 @@ def _hand_out(ray: Any, job: Job, groups: Sequence[Group], workers: int | None, 
     while waiting or flying:
         while waiting and idle:
             actor, at = idle.popleft(), waiting.popleft()
-            flying[actor.work.remote(list(groups[at]))] = actor, at
+            flying[actor.worked.remote(list(groups[at]))] = actor, at
         finished, _ = ray.wait(list(flying), num_returns=1)
         for future in finished:
             actor, at = flying.pop(future)
@@ -66,5 +63,6 @@ def _hand_out(ray: Any, job: Job, groups: Sequence[Group], workers: int | None, 
                 if deaths[at] < ATTEMPTS:
                     waiting.append(at)
                 else:
-                    yield from lost(groups[at], f"its worker died {ATTEMPTS} times ({type(error).__name__})")
+                    why = f"its worker died {ATTEMPTS} times ({type(error).__name__})"
+                    yield from (told(unit, error=why) for unit in groups[at])
             idle.append(actor)

@@ -1,25 +1,39 @@
 // The playground: a form, a request, and its events into the viewer; the address always tells the run.
 (() => {
-  const about = JSON.parse(document.getElementById("data").textContent), limits = about.limits, defaults = about.policy;
+  const about = JSON.parse(document.getElementById("data").textContent), limits = about.limits;
   const $ = (id) => document.getElementById(id), make = limpet.make;
   let running = null; // what aborts the run that is under way
 
-  const PRESETS = {
-    CRS: { horizon: null }, native: { horizon: 0 }, "top-p .9": { horizon: 0, top_p: 0.9 },
-    "horizon 8": { horizon: 8 }, "CRS, late top-p .9": { horizon: null, late_top_p: 0.9 },
-  };
-  const number = (low, high, step) => ({ type: "number", min: low, max: high, step });
-  // Of each knob: its name on the page, what its input takes, and what an empty input stands for.
-  const KNOBS = {
-    horizon: { name: "Horizon", ...number(0, 1e6, 1), empty: null, hint: "for ever" },
-    warmup: { name: "Warmup", ...number(0, 1, "any") },
-    budget: { name: "Budget", ...number(0, 1e6, "any") },
-    spacing: { name: "Spacing", ...number(0, 1e6, 1) },
-    top_p: { name: "Top-p", ...number(0, 1, "any") },
-    late_top_p: { name: "Late top-p", ...number(0, 1, "any"), empty: null, hint: "as top-p" },
-    endpoint: { name: "Endpoint", options: ["argmax", "ancestral"] },
-    values: { name: "Labels hold", options: ["argmax", "second", "nucleus", "refreshed"] },
-  };
+  // Arms to begin with; those whose sampler is not here are left out.
+  const PRESETS = Object.fromEntries(Object.entries({
+    native: { sampler: "native" }, CRS: { sampler: "crs" }, "top-p .9": { sampler: "native", top_p: 0.9 },
+    "horizon 8": { sampler: "crs", horizon: 8 }, "CRS, late top-p .9": { sampler: "crs", late_top_p: 0.9 },
+  }).filter(([, arm]) => arm.sampler in about.samplers));
+
+  // Knobs, as the server describes them: {name, kind, choices, optional, default, words, low, high, above}.
+
+  const knobsOf = (sampler) => about.samplers[sampler];
+  const defaultOf = (knob) => (knob.name === "nfe" ? undefined : knob.default); // calls are the page's unless an arm says
+
+  function knobInput(knob) {
+    const options = knob.kind === "bool" ? ["true", "false"] : knob.choices;
+    const input = make(options.length ? "select" : "input", options.length ? "" : "narrow");
+    if (options.length && knob.optional) input.append(new Option("none", ""));
+    if (options.length) input.append(...options.map((value) => new Option(value, value)));
+    else if (knob.kind === "str") input.type = "text";
+    else Object.assign(input, { type: "number", min: knob.low ?? knob.above ?? "", max: knob.high ?? "", step: knob.kind === "int" ? 1 : "any" });
+    if (knob.name === "nfe") Object.assign(input, { max: limits.calls, placeholder: "as above" });
+    else input.placeholder = knob.optional ? "none" : knob.default ?? "";
+    return input;
+  }
+
+  // What a knob's input says; undefined where it says nothing of its own.
+  function valueOf(knob, input) {
+    const text = input.value.trim();
+    if (text === "" && knob.optional) return null;
+    if (text === "" && knob.kind !== "str") return defaultOf(knob);
+    return knob.kind === "str" ? text : knob.kind === "bool" ? text === "true" : Number(text);
+  }
 
   // The form
 
@@ -29,60 +43,74 @@
     return label;
   }
 
-  function addArm(name, policy) {
-    const box = make("fieldset", `arm${$("policies").children.length % 4}`), row = make("div", "row");
-    const named = make("input"), preset = make("select"), knobs = {};
-    named.value = name;
+  function addArm(name, arm) {
+    const box = make("fieldset"), named = make("input"), preset = make("select"), sampler = make("select");
+    const first = make("div", "row"), more = make("details"), rest = make("div", "row");
+    const away = make("button", "quiet", "remove");
+    let inputs = []; // [knob, input] of the sampler that is chosen
     named.maxLength = 80;
     named.required = true;
     for (const key of ["custom", ...Object.keys(PRESETS)]) preset.append(new Option(key, key));
-    const inputs = Object.entries(KNOBS).map(([field, knob]) => {
-      const input = make(knob.options ? "select" : "input", knob.options ? "" : "narrow");
-      if (knob.options) input.append(...knob.options.map((value) => new Option(value, value)));
-      else Object.assign(input, { type: "number", min: knob.min, max: knob.max, step: knob.step, placeholder: knob.hint ?? defaults[field] });
-      input.onchange = () => { preset.value = "custom"; };
-      knobs[field] = input;
-      return labelled(knob.name, input);
-    });
-    const fill = (values) => {
-      for (const [field, input] of Object.entries(knobs)) input.value = (field in values ? values[field] : defaults[field]) ?? "";
+    for (const key of Object.keys(about.samplers)) sampler.append(new Option(key, key));
+    const custom = () => { preset.value = "custom"; };
+    const fill = (title, values) => {
+      named.value = title;
+      sampler.value = values.sampler;
+      inputs = knobsOf(values.sampler).map((knob) => [knob, knobInput(knob)]);
+      rest.replaceChildren(...inputs.map(([knob, input]) => {
+        input.value = (knob.name in values ? values[knob.name] : defaultOf(knob)) ?? "";
+        input.onchange = custom;
+        const words = knob.name.replaceAll("_", " "), label = labelled(words.charAt(0).toUpperCase() + words.slice(1), input);
+        label.title = knob.words;
+        return label;
+      }));
     };
-    preset.onchange = () => {
-      if (preset.value === "custom") return;
-      fill(PRESETS[preset.value]);
-      named.value = preset.value;
-    };
-    const away = make("button", "quiet", "remove");
+    preset.onchange = () => { if (preset.value !== "custom") fill(preset.value, PRESETS[preset.value]); };
+    sampler.onchange = () => { fill(sampler.value, { sampler: sampler.value }); custom(); };
     away.type = "button";
     away.onclick = () => { box.remove(); renumber(); };
-    const first = make("div", "row"), more = make("details"), rest = make("div", "row");
-    first.append(labelled("Sampler", preset), labelled("Name", named), away);
-    rest.append(...inputs);
+    first.append(labelled("Preset", preset), labelled("Sampler", sampler), labelled("Name", named), away);
     more.append(make("summary", "", "Every knob"), rest);
     box.append(make("legend"), first, more);
-    $("policies").append(box);
-    fill(policy);
-    const same = (values) => Object.keys(KNOBS).every((f) => (values[f] ?? defaults[f]) === ((f in policy ? policy[f] : defaults[f])) || (f in values && values[f] === policy[f]));
-    preset.value = Object.keys(PRESETS).find((key) => same(PRESETS[key])) ?? "custom";
+    $("samplers").append(box);
     box.read = () => {
-      const chosen = {};
-      for (const [field, input] of Object.entries(knobs)) {
-        const knob = KNOBS[field], text = input.value.trim();
-        const value = knob.options ? text : text === "" ? ("empty" in knob ? knob.empty : defaults[field]) : Number(text);
-        if (value !== defaults[field]) chosen[field] = value;
+      const chosen = { sampler: sampler.value };
+      for (const [knob, input] of inputs) {
+        const value = valueOf(knob, input);
+        if (value !== undefined && value !== defaultOf(knob)) chosen[knob.name] = value;
       }
       return [named.value, chosen];
     };
+    fill(name, arm);
+    const own = (values) => JSON.stringify(Object.entries(values).sort());
+    preset.value = Object.keys(PRESETS).find((key) => own(PRESETS[key]) === own(box.read()[1])) ?? "custom";
     renumber();
   }
 
+  // Arms as a link or the server has them, each put into the form; whatever cannot be there is an error.
+  function putArms(arms) {
+    if (typeof arms !== "object" || arms === null || !Object.keys(arms).length) throw new Error("it holds no arms");
+    for (const [name, arm] of Object.entries(arms)) {
+      const here = Object.hasOwn(about.samplers, String(arm?.sampler)), knobs = here && knobsOf(arm.sampler);
+      if (!here) throw new Error(`arm ${name} has the sampler ${arm?.sampler}, which is not here`);
+      const strange = Object.keys(arm).find((key) => key !== "sampler" && !knobs.some((knob) => knob.name === key));
+      if (strange) throw new Error(`${arm.sampler} has no knob ${strange}`);
+    }
+    const calls = Object.values(arms)[0].nfe ?? $("nfe").value;
+    $("nfe").value = calls;
+    $("samplers").replaceChildren();
+    for (const [name, { nfe, ...arm }] of Object.entries(arms).slice(0, limits.arms)) {
+      addArm(name, nfe === undefined || nfe === Number(calls) ? arm : { ...arm, nfe });
+    }
+  }
+
   function renumber() {
-    [...$("policies").children].forEach((box, a) => {
+    [...$("samplers").children].forEach((box, a) => {
       box.className = `arm${a % 4}`;
       box.querySelector("legend").textContent = `Arm ${a + 1}`;
-      box.querySelector("button.quiet").hidden = $("policies").children.length === 1;
+      box.querySelector("button.quiet").hidden = $("samplers").children.length === 1;
     });
-    $("add").disabled = $("policies").children.length >= limits.arms;
+    $("add").disabled = $("samplers").children.length >= limits.arms;
   }
 
   function addFixed(position = "", text = "") {
@@ -105,15 +133,15 @@
     $("prompt").disabled = !model.text;
   }
 
-  // The request, as the form has it; arms hold only what differs from the default policy.
+  // The request, as the form has it; arms hold only what differs from the samplers' defaults.
   function read() {
     const model = about.models.find((each) => each.name === $("model").value), nfe = Number($("nfe").value);
     const arms = {};
-    for (const box of $("policies").children) {
+    for (const box of $("samplers").children) {
       const [name, chosen] = box.read();
       let free = name;
-      for (let k = 2; free in arms; k++) free = `${name} ${k}`;
-      arms[free] = { nfe, ...chosen };
+      for (let k = 2; Object.hasOwn(arms, free); k++) free = `${name} ${k}`;
+      arms[free] = knobsOf(chosen.sampler).some((knob) => knob.name === "nfe") ? { nfe, ...chosen } : chosen;
     }
     const ask = { model: model.name, seed: Number($("seed").value), arms };
     if (model.any_length && $("length").value) ask.length = Number($("length").value);
@@ -150,16 +178,14 @@
       $("prompt").value = query.get("prompt") ?? "";
       for (const each of fixed) addFixed(Number(each.position) + 1, String(each.text));
       $("fixing").open = fixed.length > 0;
-      $("policies").replaceChildren();
-      for (const [name, policy] of Object.entries(arms).slice(0, limits.arms)) addArm(name, policy);
-      $("nfe").value = Object.values(arms)[0].nfe ?? defaults.nfe;
+      putArms(arms);
       if (query.get("digest") && !model.digest.startsWith(query.get("digest"))) {
         say(`This link was made with another version of ${model.name}: its texts will differ.`);
       }
       return true;
     } catch (error) {
       complain(`This link cannot be read: ${error.message}.`);
-      if (!$("policies").children.length) firstArms();
+      if (!$("samplers").children.length) putArms(about.arms);
       return false;
     }
   }
@@ -193,7 +219,7 @@
           limpet.begin(data.arms);
           if ($("viewer").getBoundingClientRect().top > innerHeight * 0.7) $("viewer").scrollIntoView();
         }
-        if (kind === "step") { limpet.step(data.arms); say(""); }
+        if (kind === "frame") { limpet.extend(data.arms); say(""); }
         if (kind === "end") { limpet.end(data.arms); ended = true; say("Done."); }
         if (kind === "error") throw new Error(data.error);
       }
@@ -225,19 +251,17 @@
     }
   }
 
-  function firstArms() {
-    addArm("native", PRESETS.native);
-    addArm("CRS", PRESETS.CRS);
-  }
-
   for (const model of about.models) $("model").append(new Option(model.name, model.name));
-  $("nfe").max = limits.steps;
+  $("nfe").max = limits.calls;
   $("length").max = limits.length;
   $("seed").max = limits.seed;
   $("model").onchange = chooseModel;
   $("reseed").onclick = () => { $("seed").value = Math.floor(Math.random() * 1e6); };
   $("fix").onclick = () => addFixed();
-  $("add").onclick = () => addArm("top-p .9", PRESETS["top-p .9"]);
+  $("add").onclick = () => {
+    const [name, arm] = Object.entries(PRESETS).find(([key]) => key === "top-p .9") ?? Object.entries(about.arms)[0];
+    addArm(name, arm);
+  };
   $("stop").onclick = () => running?.abort();
   $("link").onclick = async () => {
     try { await navigator.clipboard.writeText(location.href); say("The link is copied."); } catch { say("The link is in the address bar."); }
@@ -245,5 +269,5 @@
   $("form").onsubmit = (event) => { event.preventDefault(); run(read()); };
   chooseModel();
   if (restore()) run(read());
-  else if (!$("policies").children.length) firstArms();
+  else if (!$("samplers").children.length) putArms(about.arms);
 })();

@@ -1,7 +1,8 @@
 // The viewer: reads trajectories, from files or frame by frame, and shows one frame of every arm at a time.
 "use strict";
 const limpet = (() => {
-  const SELECTED = 1, VISIBLE = 2, GIVEN = 4, DEFICIT = 65535, MASS = 255;
+  const GIVEN = 1, DEFICIT = 65535, MASS = 255; // the first mark is "given"; the others are the sampler's own
+  const COLOURED = ["given", "selected", "visible", "chosen"]; // marks with a look of their own; others share three
   const $ = (id) => document.getElementById(id);
 
   // An element. Text only ever enters as text: no string is parsed as HTML anywhere on this page.
@@ -38,23 +39,35 @@ const limpet = (() => {
       return new Kind(part.buffer);
     };
     return {
-      state: take(Token, length), label: take(Token, length), marks: take(Uint8Array, length),
+      t: take(Float64Array, 1)[0], state: take(Token, length), input: take(Token, length), marks: take(Uint8Array, length),
       deficit: take(Uint16Array, length), ids: take(Token, some), mass: take(Uint8Array, some),
     };
   }
 
   function frameBytes(header) {
     const token = header.vocab_size > 65536 ? 4 : 2;
-    return header.length * (2 * token + 3 + header.candidates * (token + 1));
+    return 8 + header.length * (2 * token + 3 + header.candidates * (token + 1));
   }
 
   // Arms: what a trajectory says, and what follows from it
 
   function newArm(header) {
-    return { header, words: new Map(), frames: [], raw: [], text: null, scores: {} };
+    return { header, words: new Map(), frames: [], raw: [], text: null, scores: {}, classes: [] };
   }
 
-  const total = (arm) => arm.header.times.length + 1;
+  const total = (arm) => arm.header.calls + 1;
+
+  // The classes of a mark by its name, and of all the marks in a byte.
+  function classOf(arm, name) {
+    if (COLOURED.includes(name)) return name;
+    return `other other${arm.header.marks.filter((mark) => !COLOURED.includes(mark)).indexOf(name) % 3}`;
+  }
+
+  function marksIn(arm, byte) { return arm.header.marks.filter((_, bit) => byte >> bit & 1); }
+
+  function classesOf(arm, byte) {
+    return arm.classes[byte] ??= marksIn(arm, byte).map((name) => ` ${classOf(arm, name)}`).join("");
+  }
 
   function addFrame(arm, bytes, words) {
     for (const [token, word] of Object.entries(words)) arm.words.set(Number(token), word);
@@ -62,23 +75,17 @@ const limpet = (() => {
     const before = r ? arm.frames[r - 1] : null;
     const last = r === total(arm) - 1;
     const Token = frame.state.constructor;
-    frame.shown = new Token(length);
     frame.guess = new Token(length);
     frame.since = new Uint16Array(length); // the frame in which the shown token came
     frame.guessSince = new Uint16Array(length);
-    frame.isNew = new Uint8Array(length);
-    frame.selected = frame.changed = 0;
+    frame.counts = arm.header.marks.map((_, bit) => frame.marks.reduce((sum, byte) => sum + (byte >> bit & 1), 0));
+    frame.changed = 0;
     let deficit = 0, free = 0;
     for (let i = 0; i < length; i++) {
-      const mark = frame.marks[i], given = mark & GIVEN;
-      frame.shown[i] = !last && mark & VISIBLE ? frame.label[i] : frame.state[i];
+      const given = frame.marks[i] & GIVEN;
       frame.guess[i] = given || last ? frame.state[i] : frame.ids[i * arm.header.candidates];
-      frame.since[i] = before && before.shown[i] === frame.shown[i] ? before.since[i] : r;
+      frame.since[i] = before && before.input[i] === frame.input[i] ? before.since[i] : r;
       frame.guessSince[i] = before && before.guess[i] === frame.guess[i] ? before.guessSince[i] : r;
-      if (mark & SELECTED) {
-        frame.selected++;
-        if (before && !(before.marks[i] & SELECTED)) frame.isNew[i] = 1;
-      }
       if (r && frame.since[i] === r) frame.changed++;
       if (!given) { free++; deficit += frame.deficit[i]; }
     }
@@ -142,10 +149,20 @@ const limpet = (() => {
     $("arms").replaceChildren();
     state.views = state.arms.map((arm, a) => buildArm(arm, a));
     buildTimeline();
+    buildLegend();
     const keys = state.arms.map(({ header: h }) => [h.digest, h.seed, h.sample, h.length].join());
     $("pairing").textContent = state.arms.length < 2 ? "" : new Set(keys).size === 1
       ? `The same randomness under each arm: ${state.arms[0].header.model}, seed ${state.arms[0].header.seed}, sample ${state.arms[0].header.sample}.`
       : "These arms do not share their randomness: model, seed, sample or length differ.";
+  }
+
+  function buildLegend() {
+    const marks = new Map(state.arms.flatMap((arm) => arm.header.marks.map((name) => [name, classOf(arm, name)])));
+    $("legend").replaceChildren(...[...marks, ["changed", "changed"]].map(([name, classes]) => {
+      const item = make("li");
+      item.append(make("i", classes, name));
+      return item;
+    }));
   }
 
   function buildArm(arm, a) {
@@ -190,9 +207,8 @@ const limpet = (() => {
   function paint() {
     state.arms.forEach((arm, a) => paintArm(arm, state.views[a]));
     const n = frames() - 1, r = state.at, arm = state.arms.reduce((x, y) => (total(x) < total(y) ? y : x));
-    const t = arm.header.times[r];
     $("scrub").value = r;
-    $("where").textContent = r === n ? `output after ${n} calls` : `step ${r + 1} of ${n} · t ${t.toFixed(3)}`;
+    $("where").textContent = r === n ? `output after ${n} calls` : `call ${r + 1} of ${n} · t ${frameAt(arm, r).t.toFixed(3)}`;
     $("scrub").setAttribute("aria-valuetext", $("where").textContent);
     for (const cursor of document.querySelectorAll(".chart line")) {
       cursor.setAttribute("x1", r / n * 100);
@@ -206,30 +222,26 @@ const limpet = (() => {
     const frame = frameAt(arm, state.at);
     if (!frame) return;
     const r = Math.min(state.at, arm.frames.length - 1), last = r === total(arm) - 1;
-    const guess = state.show === "guess", tokens = guess ? frame.guess : frame.shown;
+    const guess = state.show === "guess", tokens = guess ? frame.guess : frame.input;
     const since = guess ? frame.guessSince : frame.since, byAge = state.colour === "age";
     const law = last ? arm.frames[r - 1] : frame; // the output's confidence is its readout's
     let changed = 0;
     for (let i = 0; i < tokens.length; i++) {
-      const mark = frame.marks[i], fresh = r > 0 && since[i] === r;
+      const fresh = r > 0 && since[i] === r;
       if (fresh) changed++;
       const level = byAge ? Math.min(7, Math.floor(Math.log2(1 + r - since[i]) * 1.6))
         : Math.min(7, Math.floor(8 * (1 - law.deficit[i] / DEFICIT)));
-      let kind = `k${level}`;
-      if (mark & GIVEN) kind += " given";
-      else if (frame.isNew[i]) kind += " new";
-      else if (mark & VISIBLE) kind += " visible";
-      else if (mark & SELECTED) kind += " expired";
-      if (fresh) kind += " changed";
+      const kind = `k${level}${classesOf(arm, frame.marks[i])}${fresh ? " changed" : ""}`;
       if (view.classes[i] !== kind) { view.spans[i].className = kind; view.classes[i] = kind; }
       if (view.shown[i] !== tokens[i]) {
         view.texts[i].data = visibleWord(arm.words.get(tokens[i]) ?? "\ufffd");
         view.shown[i] = tokens[i];
       }
     }
-    const deficit = frame.meanDeficit === null ? "" : ` · deficit ${frame.meanDeficit.toFixed(3)}`;
-    view.facts.textContent = `${frame.selected} selected · ${changed} changed${deficit}`;
-    view.changed = changed;
+    const counts = arm.header.marks.map((name, bit) => `${frame.counts[bit]} ${name}`).slice(1);
+    view.counted = [...counts, `${changed} changed`];
+    const deficit = frame.meanDeficit === null ? [] : [`deficit ${frame.meanDeficit.toFixed(3)}`];
+    view.facts.textContent = [...view.counted, ...deficit].join(" · ");
     view.text.classList.toggle("output", last);
     if (state.pinned !== null || state.hovered !== null) markHere();
   }
@@ -266,7 +278,7 @@ const limpet = (() => {
       const side = make("div", `side arm${a % 4}`), now = Math.min(state.at, arm.frames.length - 1);
       const word = (token) => make("span", "word", JSON.stringify(flatWord(arm.words.get(token) ?? "\ufffd")));
       const summary = make("p", "", `${arm.header.arm}: `);
-      summary.append(word(frame.shown[i]), ` ${describe(arm, i, now)}`);
+      summary.append(word(frame.input[i]), ` ${describe(arm, i, now)}`);
       side.append(summary);
       if (now < total(arm) - 1 && !(frame.marks[i] & GIVEN)) {
         const list = make("ol", "candidates"), k = arm.header.candidates;
@@ -281,38 +293,45 @@ const limpet = (() => {
       const history = make("div", "history");
       for (let r = 0; r < arm.frames.length;) {
         let end = r;
-        while (end + 1 < arm.frames.length && arm.frames[end + 1].shown[i] === arm.frames[r].shown[i]) end++;
+        while (end + 1 < arm.frames.length && arm.frames[end + 1].input[i] === arm.frames[r].input[i]) end++;
         const run = make("span", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
-        run.append(word(arm.frames[r].shown[i]));
+        run.append(word(arm.frames[r].input[i]));
         history.append(run);
         r = end + 1;
       }
       side.append(history);
       sides.append(side);
     });
-    $("position").replaceChildren(make("h3", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each step`), sides);
+    $("position").replaceChildren(make("h3", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each call`), sides);
     for (const run of document.querySelectorAll(".history .now")) {
       run.parentNode.scrollLeft = run.offsetLeft - run.parentNode.offsetLeft - 60;
     }
   }
 
   function describe(arm, i, now) {
-    const mark = arm.frames[now].marks[i];
-    if (mark & GIVEN) return "given";
-    if (!(mark & SELECTED)) return "revisable";
-    const at = arm.frames.findIndex((frame) => frame.marks[i] & SELECTED);
-    return `selected at step ${at}, ${mark & VISIBLE ? "visible" : "expired"}`;
+    const names = marksIn(arm, arm.frames[now].marks[i]);
+    const since = (name) => {
+      const bit = arm.header.marks.indexOf(name);
+      let first = now;
+      while (first > 0 && arm.frames[first - 1].marks[i] >> bit & 1) first--;
+      return name === "given" ? name : `${name} since call ${first + 1}`;
+    };
+    return names.length ? names.map(since).join(", ") : "free";
   }
 
   // Timeline
 
-  const CHARTS = [
-    { title: "selected positions", value: (frame) => frame.selected, top: (arm) => arm.header.length, text: (v) => v },
-    { title: "mean deficit", value: (frame) => frame.meanDeficit, top: () => 1, text: (v) => v.toFixed(3) },
-  ];
+  // How many positions have the first mark of each sampler's own, and how sure the laws are.
+  function charts() {
+    const own = [...new Set(state.arms.flatMap((arm) => arm.header.marks.slice(1, 2)))].join(" / ");
+    const counts = { title: `${own} positions`, value: (frame) => frame.counts[1] ?? 0, top: (arm) => arm.header.length, text: (v) => v };
+    const values = () => state.arms.flatMap((arm) => arm.frames.map((frame) => frame.meanDeficit));
+    const deficit = { title: "mean deficit", value: (frame) => frame.meanDeficit, top: () => Math.max(...values()), text: (v) => v.toFixed(3) };
+    return own ? [counts, deficit] : [deficit];
+  }
 
   function buildTimeline() {
-    $("timeline").replaceChildren(...CHARTS.map((chart) => {
+    $("timeline").replaceChildren(...charts().map((chart) => {
       const figure = make("figure"), caption = make("figcaption");
       const drawing = svg("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: "chart", role: "img" });
       state.arms.forEach((_, a) => drawing.append(svg("path", { class: `arm${a % 4}` })));
@@ -332,18 +351,18 @@ const limpet = (() => {
 
   function paintTimeline() {
     const figures = $("timeline").children;
-    CHARTS.forEach((chart, c) => {
+    charts().forEach((chart, c) => {
       const drawing = figures[c].querySelector("svg"), n = frames() - 1;
       const ends = [];
       state.arms.forEach((arm, a) => {
-        const top = Math.max(1e-9, ...(c ? state.arms.flatMap((x) => x.frames.map(chart.value)) : [chart.top(arm)]));
+        const top = Math.max(1e-9, chart.top(arm));
         const points = arm.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
         drawing.children[a].setAttribute("d", points.map(([v, r], k) =>
           `${k ? "L" : "M"}${(r / n * 100).toFixed(2)} ${(38.5 - 37 * v / top).toFixed(2)}`).join(""));
         if (points.length) ends.push(`${arm.header.arm} ${chart.text(points[points.length - 1][0])}`);
       });
       figures[c].querySelector(".value").textContent = ends.join(" · ");
-      drawing.setAttribute("aria-label", `${chart.title} by step; last: ${ends.join(", ")}`);
+      drawing.setAttribute("aria-label", `${chart.title} by call; last: ${ends.join(", ")}`);
     });
   }
 
@@ -352,7 +371,7 @@ const limpet = (() => {
   function announce() {
     const parts = state.arms.map((arm, a) => {
       const frame = frameAt(arm, state.at);
-      return frame ? `${arm.header.arm}: ${frame.selected} selected, ${state.views[a].changed} changed` : "";
+      return frame ? `${arm.header.arm}: ${state.views[a].counted.join(", ")}` : "";
     });
     $("announcer").textContent = `${$("where").textContent}. ${parts.join(". ")}.`;
   }
@@ -386,7 +405,7 @@ const limpet = (() => {
 
   // What comes in
 
-  function step(parts) {
+  function extend(parts) {
     for (const part of parts) addFrame(state.arms[part.arm], fromBase64(part.frame), part.words);
     if (arrived() === 1) setLetters();
     paintTimeline();
@@ -419,7 +438,9 @@ const limpet = (() => {
 
   function scoreLine(scores) {
     if (scores.perplexity === undefined) return [];
-    const parts = [make("b", "", scores.perplexity.toFixed(1)), ` perplexity under ${scores.judge}`];
+    const { judge, digest, precision, convention, counted } = scores;
+    const how = [digest?.slice(0, 12), precision, convention, counted === undefined ? undefined : `${counted} tokens counted`];
+    const parts = [make("b", "", scores.perplexity.toFixed(1)), ` perplexity under ${judge} (${how.filter(Boolean).join(", ")})`];
     for (const name of ["entropy", "rep-4"]) {
       if (scores[name] !== undefined) parts.push(" · ", make("b", "", scores[name].toFixed(name === "entropy" ? 2 : 3)), ` ${name}`);
     }
@@ -432,8 +453,8 @@ const limpet = (() => {
     build();
     setLetters();
     paintTimeline();
+    go(0, false);
     finish();
-    go(0);
   }
 
   // The tallest any frame needs, kept, so that nothing below moves while frames go by.
@@ -483,5 +504,5 @@ const limpet = (() => {
   }
 
   wire();
-  return { begin, step, end, halt, open, go, fixHeight, state, make, fileOf };
+  return { begin, extend, end, halt, open, go, fixHeight, state, make, fileOf };
 })();

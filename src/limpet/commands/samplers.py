@@ -1,0 +1,58 @@
+"""`limpet samplers`: every sampler that can be named, with its knobs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from limpet import registry, samplers
+from limpet.commands import err, out, print_json
+from limpet.errors import LimpetError
+from limpet.samplers import Sampler
+from limpet.samplers.sampler import BUILTIN, GROUP
+
+
+def run(name: tyro.conf.Positional[str | None] = None, /, *, json: bool = False) -> None:
+    """Say what each sampler does and what each of its knobs takes.
+
+    $ limpet samplers
+    $ limpet samplers crs --json
+    $ limpet samplers ./mine.py:Mine
+
+    Args:
+        name: one sampler, built in, of another package, or ./file.py:Name; all that have a name unless told
+        json: print one JSON document
+    """
+    found: dict[str, type[Sampler]] = {}
+    for known in [name] if name else {**BUILTIN, **registry.installed(GROUP)}:
+        try:
+            found[known] = samplers.find(known)
+        except LimpetError as error:
+            if name:
+                raise
+            err.print(f"{error}", markup=False)  # a package that is broken does not hide the others
+    about = [describe(known, kind) for known, kind in found.items()]
+    if json:
+        print_json(about)
+        return
+    for one in about:
+        table = Table(title=Text(f"{one['name']}: {one['words']}"), title_justify="left")
+        for head in ("knob", "as it comes", "takes", ""):
+            table.add_column(head)
+        for knob in one["knobs"]:
+            table.add_row(*(Text(str(knob[part])) for part in ("name", "default", "takes", "words")))
+        out.print(table)
+
+
+def describe(name: str, kind: type[Sampler]) -> dict[str, Any]:
+    """A sampler as plain values."""
+    listed = [
+        {key: value for key, value in asdict(knob).items() if key != "since"}
+        | {"kind": knob.kind.__name__, "takes": knob.takes}
+        for knob in samplers.knobs(kind).values()
+    ]
+    return {"name": name, "words": " ".join((kind.__doc__ or "").partition("\n\n")[0].split()), "knobs": listed}

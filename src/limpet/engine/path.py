@@ -1,0 +1,175 @@
+"""What a sampler walks: `State` is what it carries, `Info` what a call saw and did, `Path` what never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limpet.engine import steps
+from limpet.engine.process import Schedule
+from limpet.engine.steps import Backend, Input, Outcome, Transition
+from limpet.engine.streams import Purpose, Stream, uniform_token
+from limpet.errors import LimpetError
+
+if TYPE_CHECKING:
+    from limpet.denoisers import Denoiser
+    from limpet.samplers import Sampler
+
+
+class State(NamedTuple):
+    """What a path carries from call to call."""
+
+    call: int  # how many calls have been made
+    tokens: Tensor  # (B, L) the mutable noisy state x_t; after the last call, the output
+    memory: tuple[Tensor, ...] = ()  # (B, L) each: the sampler's own
+
+
+class Info(NamedTuple):
+    """What one call saw and did: for viewers and audits, never read by the sampler."""
+
+    call: int
+    t: float
+    input: Tensor  # (B, L) what the denoiser saw
+    outcome: Outcome
+    marks: Mapping[str, Tensor]  # (B, L) bool by name, for viewers to draw
+
+
+class Features(NamedTuple):
+    """What the body made of an input, at the positions that the call's transitions need."""
+
+    values: Tensor  # (B, L, D)
+    input: Input
+
+
+@dataclass(frozen=True)
+class Path:
+    """What no sampler changes along a batch of paths: denoiser, randomness, given tokens, how a step is drawn."""
+
+    denoiser: Denoiser
+    stream: Stream
+    fixed: Tensor  # (B, L) given tokens, -1 where the position is free
+    backend: Backend
+    trace: bool = False  # look at every law and draw every state, also where the sampler itself does not need them
+
+    def __post_init__(self) -> None:
+        check(self.denoiser)
+
+    @cached_property
+    def free(self) -> Tensor:
+        """(B, L) bool."""
+        return self.fixed < 0
+
+    @cached_property
+    def nowhere(self) -> Tensor:
+        """(B, L) bool, false throughout."""
+        return torch.zeros_like(self.free)
+
+    @cached_property
+    def generated(self) -> Tensor:
+        """(B,) how many positions are free."""
+        return self.free.sum(-1)
+
+    @cached_property
+    def alarm(self) -> Tensor:
+        """(2,) where a backend that does not wait notes a law that is none: the call and the flat position."""
+        return torch.full((2,), -1, dtype=torch.long, device=self.fixed.device)
+
+    def signal(self, t: float) -> float:
+        return float(self.denoiser.schedule.signal(t))
+
+    def noise(self) -> Tensor:
+        """(B, L): the uniform state at t = 1, given tokens in place."""
+        u, _ = self.stream.uniforms(0, steps.positions(self.fixed), Purpose.START)
+        return torch.where(self.free, uniform_token(u, self.denoiser.vocab_size), self.fixed)
+
+    def call(self, seen: Tensor, t: float, *transitions: Transition) -> tuple[Any, ...]:
+        """One call of the denoiser on `seen` (B, L) -> its `Features`, and an `Outcome` for each transition.
+
+        Transitions are planned before the body runs, so that it runs only where one of them needs it."""
+        model = self.denoiser
+        input = Input(
+            seen, self.signal(t), model.vocab_size, model.predicts == "posterior", self.stream, self.alarm, model.name
+        )
+        if self.trace:
+            transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
+        plans = [self.backend.plan(transition, input) for transition in transitions]
+        values = model.body_at(seen, t, lambda: _union([plan.needed() for plan in plans]))
+        if values.shape[:2] != seen.shape or values.dim() != 3:
+            raise LimpetError(
+                f"{model.name} made features of shape {tuple(values.shape)} in call {transitions[0].call} from tokens "
+                f"of shape {tuple(seen.shape)}; its body must give (batch, length, width)"
+            )
+        return Features(values, input), *(self.backend.advance(self._head, values, plan) for plan in plans)
+
+    def laws(self, features: Features, rows: Tensor, temperature: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The log laws, up to a constant, at rows (R, 2) of samples and positions that the call needed: some rows and
+        their (r, V), in pieces that bound memory."""
+        values, input = features
+        for some, said in steps.pieces(self._head, values, rows, input.vocab_size):
+            yield some, steps.log_law(said, input.tokens[tuple(some.unbind(-1))], input, temperature)
+
+    def sound(self) -> None:
+        """Raise if a law was none in a call that nobody has waited for."""
+        call, place = self.alarm.tolist()
+        if call >= 0:
+            model = self.denoiser
+            raise steps.no_law(Input(self.fixed, 0, model.vocab_size, False, self.stream, self.alarm, model.name),
+                               call, place)  # fmt: skip
+
+    def _head(self, features: Tensor) -> Tensor:
+        logits = self.denoiser.head(features)
+        if logits.shape != (*features.shape[:-1], self.denoiser.vocab_size):
+            raise LimpetError(
+                f"{self.denoiser.name} made logits of shape {tuple(logits.shape)} from features of shape "
+                f"{tuple(features.shape)}; its head must give {self.denoiser.vocab_size}, one for each token"
+            )
+        return logits
+
+
+def open_path(
+    denoiser: Denoiser, stream: Stream, fixed: Tensor, backend: Backend | None = None, trace: bool = False
+) -> Path:
+    """A path with the fastest backend of its device, unless told another."""
+    return Path(denoiser, stream, fixed, backend or steps.fastest(fixed.device), trace)
+
+
+def generate(sampler: Sampler, path: Path, state: State | None = None) -> Iterator[tuple[State, Info]]:
+    """Every call of a path, the readout last; from the start, or on from a state of another path (a fork)."""
+    state = sampler.begin(path) if state is None else state
+    while state.call < sampler.nfe:
+        due = state.call + 1
+        state, info = sampler.step(path, state)
+        if state.call != due:
+            raise LimpetError(f"{sampler.name} says that {state.call} calls were made after call {due}: count them")
+        yield state, info
+    path.sound()
+
+
+def _union(needed: list[Tensor | None]) -> Tensor | None:
+    """The positions that any of several plans needs."""
+    if len(needed) == 1 or any(index is None for index in needed):
+        return needed[0] if len(needed) == 1 else None
+    every: Tensor = torch.unique(torch.cat([index for index in needed if index is not None]))
+    return every
+
+
+def check(denoiser: Denoiser) -> None:
+    """Raise unless a model says of itself what every path needs to know."""
+    takes: dict[str, tuple[str, Any]] = {
+        "name": ("a text", lambda value: isinstance(value, str) and value),
+        "digest": ("a text that changes with its output", lambda value: isinstance(value, str) and value),
+        "vocab_size": ("a whole number from 2", lambda value: type(value) is int and value >= 2),
+        "length": ("a whole number from 1", lambda value: type(value) is int and value >= 1),
+        "predicts": ('"leave-one-out" or "posterior"', lambda value: value in ("leave-one-out", "posterior")),
+        "schedule": ("a limpet.process.Schedule", lambda value: isinstance(value, Schedule)),
+        "precision": ("a text, such as float32", lambda value: isinstance(value, str) and value),
+    }
+    for field, (words, good) in takes.items():
+        value = getattr(denoiser, field, None)
+        if not good(value):
+            raise LimpetError(f"the model {type(denoiser).__name__} has {field} {value!r}; it takes {words}")

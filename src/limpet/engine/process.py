@@ -1,0 +1,142 @@
+"""The uniform channel: schedules, forward laws, bridge, leave-one-out and posterior, reverse law, time grids.
+
+Everything here is dense and float64: it is what every faster path is tested against.
+A law is a tensor whose last axis runs over the V tokens; `signal` is 1 - noise (1 clean, 0 uniform).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+EPS = 1e-5  # the last node of every grid: the readout's time
+FLOOR = 1e-3  # the signal that both schedules keep at t = 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the signal falls from 1 at t = 0 to about 0 at t = 1, and how fast."""
+
+    name: str
+    _signal: Callable[[Tensor], Tensor]
+    _slope: Callable[[Tensor], Tensor]
+
+    def signal(self, t: float | Tensor) -> Tensor:
+        return self._signal(torch.as_tensor(t, dtype=torch.float64))
+
+    def slope(self, t: float | Tensor) -> Tensor:
+        """d signal / dt, negative."""
+        return self._slope(torch.as_tensor(t, dtype=torch.float64))
+
+    def sigma(self, t: float | Tensor) -> Tensor:
+        """-ln signal: what the Duo network is conditioned on."""
+        return -self.signal(t).log()
+
+
+def _cosine_angle(t: Tensor) -> Tensor:
+    return (math.pi / 2) * (1 - (1 - FLOOR) * t)
+
+
+SCHEDULES = {
+    "log-linear": Schedule(
+        "log-linear",
+        lambda t: 1 - (1 - FLOOR) * t,
+        lambda t: torch.full_like(t, -(1 - FLOOR)),
+    ),
+    "cosine": Schedule(
+        "cosine",
+        lambda t: 1 - torch.cos(_cosine_angle(t)),
+        lambda t: -torch.sin(_cosine_angle(t)) * (math.pi / 2) * (1 - FLOOR),
+    ),
+}
+LOG_LINEAR = SCHEDULES["log-linear"]
+
+
+def _column(signal: float | Tensor, like: Tensor) -> Tensor:
+    """A signal level, one for all or one per leading axis, as a float64 that broadcasts against a law."""
+    signal = torch.as_tensor(signal, dtype=torch.float64, device=like.device)
+    return signal.reshape(signal.shape + (1,) * (like.dim() - signal.dim()))
+
+
+def _point(x: Tensor, vocab_size: int) -> Tensor:
+    return torch.nn.functional.one_hot(x, vocab_size).to(torch.float64)
+
+
+def forward_law(x: Tensor, signal: float | Tensor, vocab_size: int) -> Tensor:
+    """q(t|0): the law of the noisy token given the clean token x (eq. 1).
+
+    q(t|s) is the same channel at signal_t / signal_s (eq. 2)."""
+    law = _point(x, vocab_size)
+    signal = _column(signal, law)
+    return signal * law + (1 - signal) / vocab_size
+
+
+def bridge(x: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor, vocab_size: int) -> Tensor:
+    """q(s|0,t): the law of the token at s given the clean token x and the token z at t (eq. 3)."""
+    signal_t, signal_s = (torch.as_tensor(s, dtype=torch.float64) for s in (signal_t, signal_s))
+    # The channel is symmetric, so q(z|y) read along y is the forward law started at z.
+    joint = forward_law(x, signal_s, vocab_size) * forward_law(z, signal_t / signal_s, vocab_size)
+    return joint / joint.sum(-1, keepdim=True)
+
+
+def posterior(law: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
+    """C_{t,z}: from the leave-one-out law to the ordinary denoising posterior (eq. 5)."""
+    joint = law.to(torch.float64) * forward_law(z, signal, law.shape[-1])
+    return joint / joint.sum(-1, keepdim=True)
+
+
+def leave_one_out(law: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
+    """The inverse of `posterior`: take the evidence of the token z itself out of a denoising posterior."""
+    joint = law.to(torch.float64) / forward_law(z, signal, law.shape[-1])
+    return joint / joint.sum(-1, keepdim=True)
+
+
+def leave_one_out_logits(logits: Tensor, z: Tensor, signal: float) -> Tensor:
+    """`leave_one_out` on logits: it moves only the logit of z, by -ln(1 + V signal / noise)."""
+    shift = math.log1p(logits.shape[-1] * signal / (1 - signal))
+    return logits.scatter_add(-1, z.unsqueeze(-1), logits.new_full((*z.shape, 1), -shift))
+
+
+def reverse_law(law: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor) -> Tensor:
+    """pi(s|t): the reverse transition of a leave-one-out law at the current token z (eq. 7).
+
+    The sum over clean tokens of bridge times posterior collapses to a mixture of three routes:
+    stay at z, draw from the law, draw uniformly."""
+    law = law.to(torch.float64)
+    vocab_size = law.shape[-1]
+    stay = _point(z, vocab_size)
+    signal_t, signal_s = _column(signal_t, law), _column(signal_s, law)
+    law_at_z = law.gather(-1, z.unsqueeze(-1))
+    weight_stay = signal_t * vocab_size * law_at_z + (signal_t / signal_s - signal_t)
+    weight_draw = signal_s - signal_t
+    weight_uniform = (1 - signal_t / signal_s) * (1 - signal_s)
+    total = signal_t * vocab_size * law_at_z + (1 - signal_t)
+    return (weight_stay * stay + weight_draw * law + weight_uniform / vocab_size) / total
+
+
+def warmup_steps(nfe: int, warmup: float) -> int:
+    """W = round(f (N - 1)), of the N - 1 transitions (appendix A)."""
+    return round(warmup * (nfe - 1))
+
+
+@cache
+def uniform_grid(nfe: int, warmup: float = 0.0) -> tuple[float, ...]:
+    """N equally spaced times from 1 to EPS, the last the readout's; they know no warmup."""
+    return tuple(torch.linspace(1, EPS, nfe, dtype=torch.float64).tolist())
+
+
+@cache
+def two_piece_grid(nfe: int, warmup: float) -> tuple[float, ...]:
+    """W equal steps down to t = 1 - f, then the rest down to EPS: the first selection is at 1 - f for every N."""
+    first = warmup_steps(nfe, warmup)
+    if first in (0, nfe - 1):
+        return uniform_grid(nfe)
+    split = 1 - warmup * (1 - EPS)
+    early = torch.linspace(1, split, first + 1, dtype=torch.float64)
+    late = torch.linspace(split, EPS, nfe - first, dtype=torch.float64)
+    return *early.tolist(), *late[1:].tolist()

@@ -1,0 +1,181 @@
+"""How one reverse step is drawn: what every backend is given, what it returns, and the two coins they share.
+
+The reverse law is a mixture of three routes: stay at z, draw from the law h, draw uniformly. Two coins choose.
+Coin one does not look at the law: it says draw, uniform or stay with weights
+
+    signal_s - signal_t,  (1 - signal_t / signal_s) (1 - signal_s),  signal_t / signal_s - signal_t,
+
+over 1 - signal_t. Coin two matters only where coin one moved: the move is kept with probability
+(1 - signal_t) / (1 - signal_t + signal_t V h(z)), else the token stays. Multiplied out, the routes have the weights
+of `process.reverse_law`. Where coin one says stay, neither the law nor the output head is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from limpet.engine import process
+from limpet.engine.selector import Selector
+from limpet.engine.streams import Purpose, Stream
+from limpet.engine.support import Boundary
+from limpet.errors import LimpetError
+
+STAY, DRAW, UNIFORM = 0, 1, 2
+CHUNK = 2**23  # logits that the head makes at once: rows x vocabulary
+PIECE = 2**20  # of those, what a CPU works on at once: more would leave its caches, and be asked anew of the system
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What a sampler asks of one call: where the state goes on from t to s, and where the law is looked at."""
+
+    call: int  # which call of the path: it names the uniforms
+    tokens: Tensor  # (B, L) the state z, which the transition starts from
+    revise: Tensor  # (B, L) bool: draw the next token here; elsewhere it stays
+    inspect: Tensor  # (B, L) bool: report the argmax and the deficit here
+    signal_t: float
+    signal_s: float
+    temperature: float = 1.0  # of the law, before anything else is done with it
+    top_p: float = 1.0
+    boundary: Boundary = "released"
+
+
+class Input(NamedTuple):
+    """What the denoiser is shown in one call, and how what it says is to be read: the same for all transitions."""
+
+    tokens: Tensor  # (B, L) x-tilde: the state with the visible labels written over it
+    signal: float  # at the time that the denoiser is told
+    vocab_size: int
+    convert: bool  # it predicts a posterior: take the evidence of `tokens` out of it first
+    stream: Stream
+    alarm: Tensor  # (2,) int64: the call and the flat position where a law turned out to be none, or -1
+    name: str  # of the denoiser, for errors
+
+
+class Plan(Protocol):
+    """A transition as a backend has prepared it, before the body runs."""
+
+    def needed(self) -> Tensor | None:
+        """The flat positions whose features will be read, ascending; None for all."""
+
+
+class Outcome(NamedTuple):
+    """What a backend returns; `top` and `deficit` hold where the transition asked to inspect, 0 and inf elsewhere."""
+
+    tokens: Tensor  # (B, L) the state at s
+    top: Tensor  # (B, L) argmax of the law, lowest id at a tie
+    deficit: Tensor  # (B, L) 1 - max law, from the law before top-p
+
+
+Head = Callable[[Tensor], Tensor]  # (..., D) features -> (..., V) logits
+
+
+class Backend(NamedTuple):
+    """One way to draw a step: what can be done before the body has run, what is done after it, and the selector."""
+
+    plan: Callable[[Transition, Input], Any]  # -> a Plan of its own
+    advance: Callable[[Head, Tensor, Any], Outcome]
+    select: Selector
+
+
+class Whole(NamedTuple):
+    """The plan of a backend that reads every position."""
+
+    transition: Transition
+    input: Input
+
+    def needed(self) -> None:
+        return None
+
+
+def log_law(logits: Tensor, seen: Tensor, input: Input, temperature: float) -> Tensor:
+    """(R, V) of what the head said of rows that saw the tokens `seen` (R,) -> their log law, up to a constant, in
+    float32 or better: leave-one-out whatever the model predicts, at a temperature."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if input.convert:
+        logits = process.leave_one_out_logits(logits, seen, input.signal)
+    return logits if temperature == 1 else logits * (1 / temperature)
+
+
+def no_law(input: Input, call: int, place: int) -> LimpetError:
+    """The error for a law that is none, at a flat position of the batch."""
+    row, position = divmod(place, input.tokens.shape[1])
+    return LimpetError(
+        f"{input.name} gave logits that make no law (nan, +inf, or all -inf) in call {call} at position {position} of "
+        f"sample {int(input.stream.samples[row])}: check its weights and its precision, or run `limpet check` on it"
+    )
+
+
+def pieces(head: Head, features: Tensor, needed: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The needed rows, a few at a time, and what the head says of them. The head takes many at once: it reads all its
+    weights for every call."""
+    many = max(1, CHUNK // vocab_size)
+    few = max(1, PIECE // vocab_size) if needed.device.type == "cpu" else many
+    for rows in torch.split(needed, many):
+        said = head(features[tuple(rows.unbind(-1))])
+        yield from zip(torch.split(rows, few), torch.split(said, few), strict=True)
+
+
+def positions(tokens: Tensor) -> Tensor:
+    return torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def thresholds(signal_t: float, signal_s: float) -> tuple[float, float]:
+    """Coin one draws from the law below the first number, and uniformly between it and the second."""
+    draw = (signal_s - signal_t) / (1 - signal_t)
+    return draw, draw + (1 - signal_t / signal_s) * (1 - signal_s) / (1 - signal_t)
+
+
+def coin_one(u: Tensor, signal_t: float, signal_s: float) -> Tensor:
+    """STAY, DRAW or UNIFORM, before the law is known."""
+    draw, move = thresholds(signal_t, signal_s)
+    route = torch.full_like(u, STAY, dtype=torch.int8)
+    route[u < move] = UNIFORM
+    route[u < draw] = DRAW
+    return route
+
+
+def coin_two(u: Tensor, law_at_z: Tensor, signal_t: float, vocab_size: int) -> Tensor:
+    """Whether the move that coin one chose is kept."""
+    return u * (1 - signal_t + signal_t * vocab_size * law_at_z) < 1 - signal_t
+
+
+def routes(transition: Transition, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Coin one at every position, STAY where nothing is to be revised, and the uniform for coin two."""
+    first, second = stream.uniforms(transition.call, positions(transition.tokens), Purpose.COINS)
+    route = coin_one(first, transition.signal_t, transition.signal_s)
+    return route.masked_fill(~transition.revise, STAY), second
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """(R, V) weights and (R,) uniforms -> (R,) tokens: the first whose cumulated weight passes u of the total.
+
+    Sums are float64, so the tail of a float32 law keeps its mass, and a weight of zero is never drawn."""
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(cumulated, (u * cumulated[:, -1])[:, None], right=True)[:, 0]
+
+
+def has_triton(device: torch.device | str) -> bool:
+    """Whether Triton's kernels can run there."""
+    return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def backends(device: torch.device | str) -> dict[str, Backend]:
+    """The backends that run on a device, the fastest last."""
+    from limpet.engine.steps import dense, lazy
+
+    modules: list[ModuleType] = [dense, lazy]
+    if has_triton(device):
+        modules.append(importlib.import_module("limpet.engine.steps.fused"))
+    return {module.__name__.rpartition(".")[2]: module.BACKEND for module in modules}
+
+
+def fastest(device: torch.device | str) -> Backend:
+    return list(backends(device).values())[-1]

@@ -1,0 +1,62 @@
+"""The released sampler's step, for benchmarks: the whole reverse law, dense, in float64, drawn by an exponential race.
+
+It draws from the law that the other backends draw from, with its own randomness (torch's generator), and at the
+released precision: the log law is rounded to the head's precision before float64 begins."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from limpet.engine import process
+from limpet.engine.selector import select
+from limpet.engine.steps import Backend, Head, Outcome, Transition, Whole
+
+TINY = 1e-10  # keeps the race's logarithms finite
+
+
+def advance(head: Head, features: Tensor, plan: Whole) -> Outcome:
+    transition, input = plan.transition, plan.input
+    logits = head(features)  # (B, L, V), as every tensor below
+    if input.convert:
+        logits = process.leave_one_out_logits(logits, input.tokens, input.signal)
+    if transition.temperature != 1:
+        logits = logits / transition.temperature
+    log_law = logits.log_softmax(-1).to(torch.float64)
+    largest, top = log_law.max(-1) if transition.inspect.any() else (torch.zeros_like(transition.tokens),) * 2
+    deficit = torch.where(transition.inspect, 1 - largest.to(torch.float64).exp(), math.inf)
+    if transition.top_p < 1:
+        log_law = _nucleus(log_law, transition.top_p)
+    weights = _reverse_law(log_law.exp(), transition, input.vocab_size)
+    race = TINY - (torch.rand_like(weights) + TINY).log()
+    drawn = (weights / race).argmax(-1)
+    return Outcome(
+        torch.where(transition.revise, drawn, transition.tokens), top.masked_fill(~transition.inspect, 0), deficit
+    )
+
+
+def _nucleus(log_law: Tensor, p: float) -> Tensor:
+    """Sort, cumulate, drop what comes after the mass has passed p, renormalise."""
+    ranked, order = log_law.sort(-1, descending=True)
+    dropped = ranked.softmax(-1).cumsum(-1) > p
+    dropped = F.pad(dropped[..., :-1], (1, 0), value=False)  # the token that passes p is kept
+    dropped = torch.zeros_like(dropped).scatter(-1, order, dropped)
+    law = log_law.masked_fill_(dropped, -math.inf).exp()
+    return (law / law.sum(-1, keepdim=True)).log()
+
+
+def _reverse_law(law: Tensor, transition: Transition, vocab_size: int) -> Tensor:
+    """process.reverse_law, written with tensors over the vocabulary throughout."""
+    signal_t, signal_s = transition.signal_t, transition.signal_s
+    ratio = signal_t / signal_s
+    point = F.one_hot(transition.tokens, vocab_size).float()
+    at_z = law.gather(-1, transition.tokens[..., None])
+    joint = signal_t * vocab_size * law * point + (ratio - signal_t) * point
+    joint = joint + (signal_s - signal_t) * law + (1 - ratio) * (1 - signal_s) / vocab_size
+    return joint / (signal_t * vocab_size * at_z + 1 - signal_t)
+
+
+BACKEND = Backend(Whole, advance, select)

@@ -1,0 +1,55 @@
+"""Models and judges that stay loaded: each by name, once, on one device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from limpet import scoring
+from limpet.denoisers import Denoiser
+from limpet.denoisers.catalog import load
+from limpet.judges import Judge, load_judge
+from limpet.lab.study import Judging
+
+
+class Shelf:
+    """What a worker keeps resident."""
+
+    def __init__(self, device: str | None = None, precision: Literal["float32", "bfloat16"] = "float32") -> None:
+        self.device, self.precision = device, precision
+        self._models: dict[str, Denoiser] = {}
+        self._judges: dict[str, Judge] = {}
+
+    def model(self, name: str) -> Denoiser:
+        if name not in self._models:
+            self._models[name] = load(name, device=self.device, precision=self.precision)
+        return self._models[name]
+
+    def judge(self, name: str) -> Judge:
+        if name not in self._judges:
+            self._judges[name] = load_judge(name, device=self.device)
+        return self._judges[name]
+
+    def judges(self, wanted: Sequence[Judging], model: Denoiser) -> list[tuple[Judging, Judge]]:
+        """Who judges a model's samples: those wanted, or else its own true law, where that is known."""
+        if wanted:
+            return [(one, self.judge(one.name)) for one in wanted]
+        law = scoring.judge_of(model, None)
+        return [(Judging(law.name), law)]
+
+
+def provenance(model: Denoiser) -> dict[str, Any]:
+    """Where a result was made, as far as it is the same for every run on one machine."""
+    from limpet import __version__
+
+    gpu = model.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(model.device) if gpu else f"{model.device.type} {platform.machine()}",
+        "precision": model.precision,
+        "limpet": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

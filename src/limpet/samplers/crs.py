@@ -1,0 +1,110 @@
+"""Committed reveal sampling, the paper's Algorithm 1: concentrated predictions are stored and shown to later calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limpet.engine.path import Info, Path, State
+from limpet.errors import LimpetError
+from limpet.samplers import labels
+from limpet.samplers.knobs import knob
+from limpet.samplers.labels import Choice
+from limpet.samplers.native import Endpoint, Native
+
+Values = Literal["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-in-turn", "recorded"]
+Write = Literal["input", "output", "both"]
+
+OPEN = 2**31 - 1  # stands for the call that selects a position, while none has
+NEVER = 2**31 - 2  # and where none will, in a replay
+
+
+class Memory(NamedTuple):
+    """What CRS remembers."""
+
+    labels: Tensor  # (B, L) the stored label, where there is one
+    selected_at: Tensor  # (B, L) the call that selects the position, or OPEN, or NEVER
+
+
+@dataclass(frozen=True)
+class CRS(Native):
+    """Native steps, and after warmup the surest predictions become labels that the denoiser sees."""
+
+    endpoint: Endpoint = knob("argmax", "The last call: the argmax of the law, or one more draw (the released code's "
+                              "way).", since="warmup")  # fmt: skip
+    horizon: int | None = knob(None, "For how many later calls the denoiser sees a label; None for ever.", low=1,
+                               since="warmup")  # fmt: skip
+    budget: float = knob(0.5, "Total deficit that may be selected along the path, as a fraction of the generated "
+                         "length.", low=0, since="warmup")  # fmt: skip
+    spacing: int = knob(4, "Positions selected in one call are more than this far apart.", low=0, since="warmup")
+    count: int | None = knob(None, "Most positions selected in one call; None for the generated length over the steps "
+                             "after warmup, rounded up.", low=0, since="warmup")  # fmt: skip
+    values: Values = knob("argmax", "What a label holds: the argmax; the second-ranked token; a draw from the nucleus "
+                          "without the argmax; the argmax of each current call, of every second one, or of every "
+                          "second position in turn; or what the replayed path recorded.", since="warmup")  # fmt: skip
+    value_top_p: float = knob(0.9, "The nucleus that values=nucleus draws from.", above=0, high=1, since="warmup")
+    write: Write = knob("input", "Whether labels are written into the denoiser's input, only copied to the output, or "
+                        "both.", since="warmup")  # fmt: skip
+
+    def begin(self, path: Path) -> State:
+        if self.values == "recorded":
+            raise LimpetError("crs has values 'recorded', which a replay alone can fill: give replay=, or other values")
+        tokens = path.noise()
+        return State(0, tokens, Memory(torch.zeros_like(tokens), torch.full_like(tokens, OPEN)))
+
+    def step(self, path: Path, state: State) -> tuple[State, Info]:
+        """One call: look, draw the next state, then select positions and store their labels; the last reads out."""
+        r, t, last = state.call, self.times[state.call], state.call == self.nfe - 1
+        stored, selected_at = state.memory
+        selected, visible = selected_at < r, self.visible(state)
+        seen = torch.where(visible, stored, state.tokens)
+
+        eligible = path.free & (selected_at == OPEN) if self.early <= r and not last else path.nowhere
+        due = path.free & (selected_at == r)  # of a replay
+        inspect = eligible | due | visible if self.values in labels.REFRESHING else eligible | due
+        # A label that hides its position for ever spares the state there: it is never looked at again.
+        hidden = self.horizon is None and self.write != "output" and self.endpoint == "argmax" and not path.trace
+        revise = path.free & ~selected if hidden else path.free
+        # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
+        features, outcome = path.call(seen, t, self.transition(path, state, revise, inspect))
+
+        chosen, tokens = due, self.read(path, state, outcome)
+        if eligible is not path.nowhere:
+            most, allowance = self.limits(path)
+            chosen = due | path.backend.select(outcome.deficit, eligible, most, allowance, self.spacing)
+        if last and self.write != "input":
+            tokens = torch.where(selected, stored, tokens)
+        if not last:
+            stored = labels.RULES[self.values](Choice(self, path, features, outcome, chosen, visible, stored, r))
+            selected_at = torch.where(chosen, r, selected_at)
+        marks = {"selected": selected, "visible": visible, "chosen": chosen}
+        return State(r + 1, tokens, Memory(stored, selected_at)), Info(r, t, seen, outcome, marks)
+
+    def visible(self, state: State) -> Tensor:
+        """(B, L) bool: selected at e, a label is seen by the calls e + 1 ... e + horizon."""
+        _, selected_at = state.memory
+        seen = selected_at < (state.call if self.write != "output" else 0)
+        return seen if self.horizon is None else seen & (selected_at >= state.call - self.horizon)
+
+    def limits(self, path: Path) -> tuple[Tensor, Tensor]:
+        """(B,) K and E: the most positions, and the most deficit, selected in one call."""
+        after = max(1, self.nfe - 1 - self.early)  # steps that may select
+        each = -(-path.generated // after)
+        most = each if self.count is None else torch.full_like(each, self.count)
+        return most, self.budget * path.generated.double() / after
+
+    def replay(self, path: Path, recorded: tuple[Tensor, ...]) -> State:
+        """Select where and when a recorded path did, and nowhere else; never a given token."""
+        if len(recorded) != 2:
+            raise LimpetError(
+                f"crs replays labels and the calls that selected them; this memory has {len(recorded)} parts"
+            )
+        stored, selected_at = recorded
+        kept = stored if self.values == "recorded" else torch.zeros_like(stored)
+        return State(0, path.noise(), Memory(kept, torch.where(path.free, selected_at.clamp(max=NEVER), NEVER)))
+
+    def opening(self) -> Native | None:
+        return Native(**{one.name: getattr(self, one.name) for one in fields(Native)}) if type(self) is CRS else None

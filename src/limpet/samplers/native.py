@@ -1,0 +1,96 @@
+"""The native sampler: ancestral steps of the learned reverse transition, with top-p, a temperature and two readouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from limpet.engine import process
+from limpet.engine.path import Info, Path, State
+from limpet.engine.steps import Outcome, Transition
+from limpet.engine.support import Boundary
+from limpet.samplers.knobs import knob, knobs
+from limpet.samplers.sampler import Sampler
+
+Endpoint = Literal["argmax", "ancestral"]
+Grid = Literal["two-piece", "uniform"]
+
+
+@dataclass(frozen=True)
+class Native(Sampler):
+    """Every position stays revisable until the last call."""
+
+    nfe: int = knob(64, "Network calls for one sample: nfe - 1 reverse steps and the readout.", low=2)
+    warmup: float = knob(0.33, "Fraction of the reverse steps that are early; it also places the split of the "
+                         "two-piece grid.", low=0, high=1)  # fmt: skip
+    grid: Grid = knob("two-piece", "Times of the reverse steps.")
+    temperature: float = knob(1.0, "Of every law, before anything else; 1 leaves it alone.", above=0, high=1e6)
+    top_p: float = knob(
+        1.0, "Mass of the nucleus that a reverse step draws from; 1 keeps every token.", above=0, high=1
+    )
+    late_top_p: float | None = knob(
+        None, "The same for the steps after warmup; None for top_p throughout.", above=0, high=1, since="warmup"
+    )
+    boundary: Boundary = knob("released", "Whether top-p keeps the token after an exact tie, as the released code "
+                              "does, or not, as the paper writes it.")  # fmt: skip
+    endpoint: Endpoint = knob("argmax", "The last call: the argmax of the law, or one more draw (the released code's "
+                              "way).", since="readout")  # fmt: skip
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Of every call, the readout's last."""
+        grid = process.two_piece_grid if self.grid == "two-piece" else process.uniform_grid
+        return grid(self.nfe, self.warmup)
+
+    @property
+    def early(self) -> int:
+        """W: how many calls come before the first late one."""
+        return process.warmup_steps(self.nfe, self.warmup)
+
+    def step(self, path: Path, state: State) -> tuple[State, Info]:
+        t, transition = self.times[state.call], self.transition(path, state, path.free, path.nowhere)
+        _, outcome = path.call(state.tokens, t, transition)
+        info = Info(state.call, t, state.tokens, outcome, {})
+        return State(state.call + 1, self.read(path, state, outcome)), info
+
+    def transition(self, path: Path, state: State, revise: Tensor, inspect: Tensor) -> Transition:
+        """From the state to the next time; in the last call to clean text, where all free positions are read."""
+        r, last = state.call, state.call == self.nfe - 1
+        if last:  # the argmax is inspected, or the transition to signal 1 draws from the posterior C_{t,z} h
+            revise, inspect = (path.nowhere, path.free) if self.endpoint == "argmax" else (path.free, path.nowhere)
+        return Transition(
+            call=r,
+            tokens=state.tokens,
+            revise=revise,
+            inspect=inspect,
+            signal_t=path.signal(self.times[r]),
+            signal_s=1.0 if last else path.signal(self.times[r + 1]),
+            temperature=self.temperature,
+            top_p=self.top_p if self.late_top_p is None or r < self.early else self.late_top_p,
+            boundary=self.boundary,
+        )
+
+    def read(self, path: Path, state: State, outcome: Outcome) -> Tensor:
+        """(B, L) the tokens after a call: as drawn, or the argmax in the last one; given tokens as they were given."""
+        if state.call == self.nfe - 1 and self.endpoint == "argmax":
+            return outcome.top.where(path.free, path.fixed)
+        return outcome.tokens
+
+    def shared(self, other: Sampler) -> int:
+        """Two of one kind agree until the first knob that differs takes effect. Of another kind, until its opening
+        by the native sampler ends. A subclass that does not say how it opens may differ from its first call on."""
+        mine, theirs = self.opening(), other.opening() if isinstance(other, Native) else None
+        if mine is None or theirs is None:
+            return self.nfe if self == other else 0
+        if type(other) is not type(self):
+            return min(mine.early, theirs.early, mine.shared(theirs))
+        since = {"start": 0, "warmup": self.early, "readout": self.nfe - 1}
+        starts = [since[knob.since] for name, knob in knobs(type(self)).items()
+                  if getattr(self, name) != getattr(other, name)]  # fmt: skip
+        return min(starts, default=self.nfe)
+
+    def opening(self) -> Native | None:
+        """The native sampler that the calls before the end of warmup are, if they are; a subclass must say so."""
+        return self if type(self) is Native else None

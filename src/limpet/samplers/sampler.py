@@ -1,0 +1,115 @@
+"""What a sampler is: a frozen dataclass whose fields are its knobs, with `begin` and `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, Protocol, Self
+
+from limpet import registry
+from limpet.engine.path import Info, Path, State
+from limpet.errors import LimpetError
+from limpet.samplers.knobs import knobs, known
+
+GROUP = "limpet.samplers"
+BUILTIN = {"native": "limpet.samplers.native:Native", "crs": "limpet.samplers.crs:CRS"}
+
+
+class Sampler(Protocol):
+    """How a path is walked. A subclass is a frozen dataclass; its fields are checked, compared and written out."""
+
+    nfe: int
+
+    def begin(self, path: Path) -> State:
+        """The start of a path: the uniform state at t = 1, given tokens in place, nothing remembered."""
+        return State(0, path.noise())
+
+    def step(self, path: Path, state: State) -> tuple[State, Info]:
+        """One call of the denoiser; the last of `nfe` reads out."""
+        ...
+
+    def replay(self, path: Path, recorded: tuple[Any, ...]) -> State:
+        """The start of a path that does again what a finished one did whose last memory was `recorded`."""
+        raise LimpetError(f"{self.name} replays nothing: leave replay out")
+
+    def shared(self, other: Sampler) -> int:
+        """How many first calls are the same under another sampler, on the same path: none, unless one can tell."""
+        return 0
+
+    def __post_init__(self) -> None:
+        for name, knob in knobs(type(self)).items():
+            if not knob.accepts(value := getattr(self, name)):
+                raise LimpetError(f"{self.name} has {name} {value!r}; it takes {knob.takes}")
+
+    @property
+    def name(self) -> str:
+        """What `--arm` and study files call it."""
+        return registry.name_of(type(self), GROUP, BUILTIN)
+
+    @property
+    def caption(self) -> str:
+        """What to call an arm that has no name of its own: the sampler and whatever is not as it comes."""
+        own = [f"{name}={getattr(self, name):g}" if isinstance(getattr(self, name), float) else
+               f"{name}={getattr(self, name)}" for name, knob in knobs(type(self)).items()
+               if name != "nfe" and getattr(self, name) != knob.default]  # fmt: skip
+        return " ".join([self.name.rpartition("/")[2], *own])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sampler": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}  # type: ignore[arg-type]
+
+    def but(self, **changes: Any) -> Self:
+        """The same sampler with some knobs changed."""
+        known(type(self), changes, self.name)
+        return type(self)(**{one.name: getattr(self, one.name) for one in fields(self)} | changes)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> Any:
+        return from_dict, (self.to_dict(),)  # by name: the class may stand in a file that no module path leads to
+
+
+def find(name: str) -> type[Sampler]:
+    """A sampler's class by name: built in, of another package, or `./file.py:Name`."""
+    found = registry.find("sampler", GROUP, BUILTIN, name)
+    frozen = getattr(getattr(found, "__dataclass_params__", None), "frozen", False)
+    if not (isinstance(found, type) and Sampler in found.__mro__ and frozen):
+        raise LimpetError(f"{name} is no sampler: it takes a frozen dataclass that inherits from limpet.Sampler")
+    return found
+
+
+def available() -> dict[str, type[Sampler]]:
+    """Every sampler that has a name here; another package's that cannot be loaded is left out (`find` says why)."""
+    found = {}
+    for name in {**BUILTIN, **registry.installed(GROUP)}:
+        with suppress(LimpetError):
+            found[name] = find(name)
+    return found
+
+
+def from_dict(values: Mapping[str, Any]) -> Sampler:
+    """A sampler from what `to_dict` gave."""
+    if "sampler" not in values:
+        raise LimpetError(f"a sampler is written with its name, as sampler; this has {', '.join(values) or 'nothing'}")
+    own = {name: value for name, value in values.items() if name != "sampler"}
+    kind = find(values["sampler"])
+    known(kind, own, str(values["sampler"]))
+    return kind(**own)
+
+
+def parse(text: str, **common: Any) -> tuple[str, Sampler]:
+    """An arm as a command line has it, `crs budget=.25`, or with a name of its own, `small: crs budget=.25`.
+
+    `common` are knobs that every arm has unless it says otherwise; those that a sampler does not have are left out."""
+    caption, colon, spec = text.partition(": ")
+    name, *settings = (spec if colon else text).split() or [""]
+    kind = find(name)
+    there, own = knobs(kind), {}
+    for setting in settings:
+        field, equals, value = setting.partition("=")
+        if not equals:
+            raise LimpetError(f"arm {text!r} has {setting!r}; after the sampler it takes knobs such as nfe=16")
+        field = field.replace("-", "_")
+        known(kind, {field: value}, name)
+        own[field] = there[field].read(value)
+    given = {name: value for name, value in common.items() if name in there and value is not None}
+    sampler = kind(**{**given, **own})
+    return caption if colon else sampler.caption, sampler

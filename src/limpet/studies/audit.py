@@ -1,0 +1,118 @@
+"""What makes a look inside paths an audit: its presets, its cells, and its rows as a table and as bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import fill
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from torch import Tensor
+
+from limpet.compare import SHARDS
+from limpet.lab.page import Entry, Panel, Table, number, series
+from limpet.lab.results import Results, Row
+from limpet.lab.study import Judging, Look, Probe
+from limpet.stats import Estimate
+from limpet.studies.paths import Settings
+
+READING = "The paper's figures are of Duo and Duo-distilled, at its own sizes."
+HEAD = ("model", "quantity", "at", "here", "events", "paper")
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Preset(Generic[S]):
+    """How much of an audit is done, on what, and in what the networks run."""
+
+    name: str
+    settings: S
+    precision: Literal["float32", "bfloat16"] = "float32"
+    shards: tuple[int, ...] = SHARDS
+    models: tuple[str, ...] = ("mini", "mini-distilled")
+    judges: ClassVar[tuple[Judging, ...]] = ()  # nothing is scored
+
+
+def presets(*each: Preset[S]) -> dict[str, Preset[S]]:
+    return {preset.name: preset for preset in each}
+
+
+def each(look: Look) -> Callable[[Preset[Any]], list[Probe]]:
+    """The cells of an audit: a probe for each model."""
+    return lambda preset: [Probe(model, (model,), look, preset.settings) for model in preset.models]
+
+
+def percent(hits: float | Tensor, of: float) -> tuple[float, str, int]:
+    """The rest of a `Seen`: 100 hits / of, its unit, and how many events that is of; NaN where there is none."""
+    return 100 * float(hits) / of if of else math.nan, "%", int(of)
+
+
+# The paper beside
+
+
+def beside(published: Mapping[tuple[Any, ...], str]) -> Callable[[Row], str]:
+    """What the paper publishes for a row's counterpart, of its figures by (checkpoint, quantity, *where)."""
+    return lambda row: published.get((checkpoint(row.model), row.quantity, *row.at.values()), "")
+
+
+def checkpoint(model: str) -> str:
+    """Which of the paper's two checkpoints a model stands beside; none for an exact source."""
+    if model.startswith("exact:"):
+        return ""
+    return "Duo-distilled" if "distilled" in model else "Duo"
+
+
+# A table
+
+
+def tabled(asks: str, paper: Callable[[Row], str]) -> Callable[[Results, Any], list[Table]]:
+    """The table of an audit, one line a row: where, ours with its error, how many events, and the paper's."""
+
+    def line(row: Row) -> tuple[Entry, ...]:
+        at = ", ".join(f"{name} {value}" for name, value in row.at.items())
+        unit = f" {row.unit}" if row.unit else ""
+        events = "" if row.events is None else f"{row.events:,}"
+        return tuple(map(Entry, (row.model, row.quantity, at, with_error(row.estimate) + unit, events, paper(row))))
+
+    def tables(results: Results, preset: Any) -> list[Table]:
+        groups = tuple(tuple(map(line, rows)) for _, rows in groupby(results.rows(), lambda row: row.model))
+        return [Table(results.study.name, f"{asks} {READING}", HEAD, groups, names=3)]
+
+    return tables
+
+
+def with_error(estimate: Estimate) -> str:
+    """41.79 ± 0.84: the error to two digits, the mean to the same place."""
+    if not math.isfinite(estimate.mean):
+        return "none"
+    if not math.isfinite(estimate.se) or estimate.se == 0:
+        return f"{estimate.mean:.4g}"
+    return number(estimate, max(0, 1 - math.floor(math.log10(estimate.se))))
+
+
+# A figure
+
+
+def models_of(results: Results, quantity: str) -> list[str]:
+    """The models that a quantity was seen of."""
+    return list(dict.fromkeys(row.model for row in results.of(quantity)))
+
+
+def one(results: Results, quantity: str, model: str | None = None, **at: Any) -> Estimate:
+    """The only row of a quantity there."""
+    (row,) = results.of(quantity, model, **at)
+    return row.estimate
+
+
+def bars(results: Results, quantities: Sequence[str], groups: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Panel:
+    """For each quantity a bar of every group, which is a model at some place."""
+    places = range(len(quantities))
+    lines = [
+        series(name, places, [one(results, quantity, model, **at) for quantity in quantities])
+        for name, (model, at) in groups.items()
+    ]
+    names = [fill(quantity, 48 // len(quantities), break_long_words=False) for quantity in quantities]
+    return Panel("", "", "%", tuple(lines), tuple(zip(places, names, strict=True)), bars=True)

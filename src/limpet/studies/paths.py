@@ -1,0 +1,141 @@
+"""What audits look at: paths that can be seen into, laws at chosen positions, clean texts and their forward states."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limpet.denoisers import Denoiser
+from limpet.denoisers.exact import Source
+from limpet.denoisers.files import MINIS
+from limpet.engine import process
+from limpet.engine.path import Path, State, open_path
+from limpet.engine.streams import Purpose, Stream, uniform_token
+from limpet.errors import LimpetError
+from limpet.samplers import Sampler
+
+CHUNK = 2**24  # weights of laws held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much an audit looks at in a shard; every audit adds what it alone asks for."""
+
+    paths: int  # paths, or clean texts
+    nfe: int = 64
+    length: int | None = None  # tokens in a path, where the model leaves a choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(Settings):
+    """The same for audits of exact forward states of clean text, where positions are selected once."""
+
+    times: tuple[float, ...]
+    count: int | None = None  # positions selected; None for what a call of CRS with this nfe selects
+    spacing: int = 4
+    text: str | None = None  # a file of clean text, documents between blank lines; held-out pages unless given
+
+
+# Paths
+
+
+def opened(model: Denoiser, settings: Settings, seed: int, trace: bool = False) -> Path:
+    """The paths of one shard, nothing fixed; an exact source keeps its own length."""
+    length = model.length if settings.length is None or isinstance(model, Source) else settings.length
+    stream = Stream(seed, torch.arange(settings.paths, device=model.device))
+    return open_path(model, stream, torch.full((settings.paths, length), -1, device=model.device), trace=trace)
+
+
+def states(sampler: Sampler, path: Path) -> Iterator[State]:
+    """The state that each call of the denoiser looks at, the readout's last."""
+    state = sampler.begin(path)
+    yield state
+    while state.call < sampler.nfe - 1:
+        state, _ = sampler.step(path, state)
+        yield state
+    path.sound()
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of the numbers below `count`, from the first to the last, evenly spaced."""
+    if count <= wanted:
+        return list(range(count))
+    return [round(place) for place in np.linspace(0, count - 1, wanted).tolist()]
+
+
+# Laws
+
+
+def log_law(model: Denoiser, features: Tensor, seen: Tensor, t: float) -> Tensor:
+    """(..., D) features of the input tokens `seen` (...) -> (..., V) float64: the log law, leave-one-out whatever the
+    model predicts."""
+    logits = model.head(features).double()
+    if model.predicts == "posterior":
+        logits = process.leave_one_out_logits(logits, seen, float(model.schedule.signal(t)))
+    return logits.log_softmax(-1)
+
+
+def tops(model: Denoiser, inputs: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """(B, L) twice: the argmax of the law at every position and its deficit, a few sequences at a time."""
+    top, deficit = [], []
+    for few in torch.split(inputs.to(model.device), max(1, CHUNK // (inputs.shape[1] * model.vocab_size))):
+        largest, token = log_law(model, model.body(few, t), few, t).max(-1)
+        top.append(token.cpu())
+        deficit.append(-torch.expm1(largest).cpu())
+    return torch.cat(top), torch.cat(deficit)
+
+
+# Clean texts
+
+
+def heldout() -> str:
+    """Pages from the books that the built-in models' training held out for validation."""
+    return lzma.decompress((MINIS / "heldout.txt.xz").read_bytes()).decode()
+
+
+def clean_texts(model: Denoiser, settings: Forward, shard: int, shards: Sequence[int]) -> Tensor:
+    """(paths, L) clean sequences of one shard: drawn from an exact source, or cut from held-out text.
+
+    Text is cut as for training, between two end tokens; every shard has pages from all over it."""
+    if isinstance(model, Source):
+        return model.draw(settings.paths, shards[shard])
+    end = getattr(model.tokenizer, "special", {}).get("eos")
+    if model.tokenizer is None or end is None:
+        raise LimpetError(f"{model.name} has no tokenizer with an end-of-text token, so no text can be cut for it")
+    text = heldout() if settings.text is None else File(settings.text).read_text(encoding="utf-8")
+    documents = [document.strip("\n") for document in text.split("\n\n") if document.strip()]
+    ids = torch.tensor([token for document in documents for token in (*model.tokenizer.encode(document), end)])
+    length = settings.length or model.length
+    count, wanted = len(ids) // (length - 2), settings.paths * len(shards)
+    if count < wanted:
+        raise LimpetError(f"the text fills {count} sequences of {length} tokens, and {wanted} are asked for: give more")
+    chunks = ids[: count * (length - 2)].view(count, length - 2)
+    own = spread(count, wanted)[shard :: len(shards)]
+    return torch.nn.functional.pad(chunks[own], (1, 1), value=end)
+
+
+def within(model: Denoiser, clean: Tensor) -> Tensor:
+    """(B, L) bool: where a clean sequence holds text, not an end token that it was cut at, which any model knows."""
+    inside = torch.ones_like(clean, dtype=torch.bool)
+    if not isinstance(model, Source):
+        inside[:, [0, -1]] = False
+    return inside
+
+
+def forward_states(clean: Tensor, times: Sequence[float], model: Denoiser, seed: int) -> list[Tensor]:
+    """One exact forward path of each sequence: its noisy tokens at rising times, each from the one before."""
+    stream, state, signal = Stream(seed, torch.arange(len(clean))), clean, 1.0
+    made = []
+    for node, t in enumerate(times):
+        keep, fresh = stream.uniforms(node, torch.arange(clean.shape[1]), Purpose.NOISE)
+        here = float(model.schedule.signal(t))
+        state = torch.where(keep < here / signal, state, uniform_token(fresh, model.vocab_size))
+        signal = here
+        made.append(state)
+    return made

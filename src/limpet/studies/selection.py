@@ -1,0 +1,156 @@
+"""How two checkpoints differ in what they select, on the same exact forward states (appendix D.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from limpet.compare import SHARDS
+from limpet.denoisers import Denoiser
+from limpet.engine import selector
+from limpet.errors import LimpetError
+from limpet.lab.page import Figure, Panel, Series, series
+from limpet.lab.results import Results
+from limpet.lab.study import Probe, Seen
+from limpet.samplers import CRS
+from limpet.stats import Estimate
+from limpet.studies import paths
+from limpet.studies.audit import Preset, models_of, one, percent, presets, tabled
+
+TITLE = "What two checkpoints select on shared states"
+ASKS = "How two checkpoints differ in what they select, on the same exact forward states."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(paths.Forward):
+    times: tuple[float, ...] = (0.2, 0.4, 0.5, 0.6, 0.67, 0.7)
+    bins: int = 10  # of the reliability curve
+
+
+PRESETS = presets(
+    Preset("smoke", Settings(paths=1, length=64, times=(0.2, 0.67)), "bfloat16", SHARDS[:2]),
+    Preset("mini", Settings(paths=16)),
+    Preset("paper", Settings(paths=16, count=25)),
+)
+
+# The paper gives ranges over its six times, for the pair base Duo and Duo-distilled.
+PAPER = {
+    "self accuracy, difference": "0.9 to 2.1 over t",
+    "Jaccard": "0.43 to 0.53 over t",
+    "argmax agreement": "99.75 or more",
+    "fixed-position accuracy, difference": "0.25 or less in size",
+    "self error": "3.5 to 8.1 over t, both checkpoints",
+    "confidence": "nearly 100",
+}
+
+CONVENTIONS = {
+    "self accuracy": "of the labels at the positions that the checkpoint itself selects, those that are right",
+    "self error": "100 less that",
+    "confidence": "the law's mass on those labels",
+    "cross accuracy": "of its argmax tokens at the positions that the other checkpoint selects",
+    "self accuracy, difference": "second checkpoint less first, each on its own positions, points, paired by shard",
+    "fixed-position accuracy, difference": "second less first, both on the positions of the one named",
+    "argmax agreement": "both checkpoints have the same argmax, on the positions of the one named",
+    "Jaccard": "positions that both select over positions that either does, mean over sequences",
+    "reliability": "accuracy of the argmax at all positions and times whose confidence falls in a bin of this centre",
+    "selection": "least deficit first, spacing 4, the count alone as a limit, no budget; leave-one-out laws; never the "
+    "end tokens that a text is cut at",
+    "states": "one exact forward path of each text, the same for both checkpoints",
+}
+
+
+def cells(preset: Preset[Settings]) -> list[Probe]:
+    if len(preset.models) != 2:
+        raise LimpetError(f"this audit compares two checkpoints, and was given {len(preset.models)}: name two")
+    return [Probe("both", preset.models, look, preset.settings)]
+
+
+def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
+    a, b = models
+    if a.vocab_size != b.vocab_size or a.schedule != b.schedule:
+        raise LimpetError(f"{a.name} and {b.name} have no states in common: name two models of one vocabulary")
+    clean = paths.clean_texts(a, settings, shard, shards)
+    inside, count = paths.within(a, clean), count_of(settings, clean.shape[1])
+    names = {"first": a.name, "second": b.name, "": f"{a.name} and {b.name}"}
+    hits, of = np.zeros((2, settings.bins)), np.zeros((2, settings.bins))
+    for t, noisy in zip(settings.times, paths.forward_states(clean, settings.times, a, shards[shard]), strict=True):
+        views = [view(model, noisy, t, inside, count, settings.spacing) for model in models]
+        for (quantity, whose), value in compared(views[0], views[1], clean).items():
+            unit = "" if quantity == "Jaccard" else "%"
+            yield Seen(names[whose], quantity, {"t": t}, value, unit, count * settings.paths)
+        for i, (top, deficit, _) in enumerate(views):
+            place = ((1 - deficit[inside]) * settings.bins).long().clamp(0, settings.bins - 1).numpy()
+            hits[i] += np.bincount(place, (top == clean)[inside].double().numpy(), settings.bins)
+            of[i] += np.bincount(place, minlength=settings.bins)
+    for i, model in enumerate(models):
+        for k in range(settings.bins):
+            centre = round((k + 0.5) / settings.bins, 4)
+            yield Seen(model.name, "reliability", {"confidence": centre}, *percent(hits[i, k], of[i, k]))
+
+
+def count_of(settings: paths.Forward, length: int) -> int:
+    """How many positions are selected: the paper's 25 of 1024 is what one call of CRS may select of 64."""
+    return settings.count or -(-length // (settings.nfe - 1 - CRS(nfe=settings.nfe).early))
+
+
+class View(NamedTuple):
+    """What one checkpoint makes of some states: (B, L) each."""
+
+    top: Tensor
+    deficit: Tensor
+    chosen: Tensor
+
+
+def view(model: Denoiser, noisy: Tensor, t: float, eligible: Tensor, count: int, spacing: int) -> View:
+    top, deficit = paths.tops(model, noisy, t)
+    return View(top, deficit, selector.select(deficit, eligible, count, math.inf, spacing))
+
+
+def compared(first: View, second: View, clean: Tensor) -> dict[tuple[str, str], float]:
+    """(quantity, of whom) -> one shard's figure at one time; "first", "second", or "" for the pair."""
+
+    def share(holds: Tensor, where: Tensor) -> float:
+        return float(100 * holds[where].double().mean())
+
+    found: dict[tuple[str, str], float] = {}
+    for name, own, other in (("first", first, second), ("second", second, first)):
+        found["self accuracy", name] = share(own.top == clean, own.chosen)
+        found["self error", name] = 100 - found["self accuracy", name]
+        found["confidence", name] = share(1 - own.deficit, own.chosen)
+        found["cross accuracy", name] = share(own.top == clean, other.chosen)
+        found["fixed-position accuracy, difference", name] = (
+            share(second.top == clean, own.chosen) - share(first.top == clean, own.chosen)
+        )  # fmt: skip
+        found["argmax agreement", name] = share(first.top == second.top, own.chosen)
+    found["self accuracy, difference", ""] = found["self accuracy", "second"] - found["self accuracy", "first"]
+    both, either = (first.chosen & second.chosen).sum(-1), (first.chosen | second.chosen).sum(-1)
+    found["Jaccard", ""] = float((both / either).mean())
+    return found
+
+
+tables = tabled(ASKS, lambda row: PAPER.get(row.quantity, ""))
+
+
+def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
+    """Error of what each selects, overlap and agreement against time, and the reliability curves."""
+    models, times = models_of(results, "self error"), preset.settings.times
+    jaccard = [Estimate(100 * one(results, "Jaccard", t=t).values) for t in times]
+    errors, overlap, curves = [], [series("Jaccard", times, jaccard)], []
+    for model in models:
+        errors.append(series(model, times, [one(results, "self error", model, t=t) for t in times]))
+        agreement = [one(results, "argmax agreement", model, t=t) for t in times]
+        overlap.append(series(f"agreement where {model} selects", times, agreement))
+        bins = [row for row in results.of("reliability", model) if math.isfinite(row.estimate.mean)]
+        curves.append(series(model, [100 * row.at["confidence"] for row in bins], [row.estimate for row in bins]))
+    curves.append(Series("as sure as right", (0, 100), (0, 100)))
+    panels = (
+        Panel("wrong labels among the selected", "t", "%", tuple(errors)),
+        Panel("overlap and agreement", "t", "%", tuple(overlap)),
+        Panel("reliability, all positions", "confidence, %", "accuracy, %", tuple(curves)),
+    )
+    yield Figure("selection", "What two checkpoints select on the same states, against time.", panels)

@@ -1,0 +1,175 @@
+"""Whether visible context only sharpens a law: the best temperature at each position, and what it leaves over
+(appendix E)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limpet.compare import SHARDS
+from limpet.denoisers import Denoiser
+from limpet.engine.path import Path, State
+from limpet.errors import LimpetError
+from limpet.lab.page import Figure
+from limpet.lab.results import Results
+from limpet.lab.study import Probe, Seen
+from limpet.samplers import CRS
+from limpet.samplers.crs import OPEN
+from limpet.studies import paths
+from limpet.studies.audit import Preset, bars, beside, each, models_of, percent, presets, tabled
+
+TITLE = "Visible context against the best scalar temperature"
+ASKS = "Whether visible context does more to a law than the best temperature could."
+LARGEST = 4096.0  # inverse temperatures beyond it are not looked for
+BISECTIONS = 48
+TOP = 64  # the most likely tokens of each law, among which inversions are looked for
+TIE = 1e-12  # log-probabilities nearer than this are tied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(paths.Settings):
+    calls: int = 7  # audited after the first selection
+    positions: int = 8  # unselected positions audited in each
+
+
+PRESETS = presets(
+    Preset("smoke", Settings(paths=1, nfe=12, length=64, calls=3), shards=SHARDS[:2]),
+    Preset("mini", Settings(paths=2)),
+    Preset("paper", Settings(paths=8)),
+)
+
+PAPER = {
+    ("Duo-distilled", "residual"): "79.4 ± 2.1",
+    ("Duo-distilled", "top-rank change"): "30.2 ± 0.8",
+    ("Duo-distilled", "rank inversion"): "99.89 ± 0.06",
+    ("Duo-distilled", "optimum at a bound"): "0",
+    ("Duo-distilled", "control, top-rank change"): "0",
+    ("Duo-distilled", "control, rank inversion"): "0",
+}
+
+CONVENTIONS = {
+    "residual": "sum of KL(with || best temperature of without) over sum of KL(with || without), pooled by shard",
+    "divergence": "mean KL(with || without), nats",
+    "top-rank change": "pairs where the two laws have another argmax",
+    "rank inversion": f"pairs where some two tokens of the union of both top {TOP} change order; ties within {TIE:g}",
+    "inverse temperature": "median of the fitted beta",
+    "optimum at a bound": f"fits that end at beta = 0 or {LARGEST:g}",
+    "control": "the same in the first call after warmup, where nothing is visible yet",
+    "pairs": "unselected positions, evenly spaced, in evenly spaced calls after the first selection; one state, one t",
+}
+
+
+def cells(preset: Preset[Settings]) -> list[Probe]:
+    nfe, calls = preset.settings.nfe, preset.settings.calls
+    if nfe - 2 < CRS(nfe=nfe).early + calls:
+        raise LimpetError(f"{nfe} calls leave no {calls} steps after the first selection: raise nfe")
+    return each(look)(preset)
+
+
+def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
+    crs = CRS(nfe=settings.nfe)
+    wanted = [crs.early, *audited_calls(crs, settings.calls)]
+    for model in models:
+        path = paths.opened(model, settings, shards[shard], trace=True)
+        laws = [two_laws(crs, path, state, settings.positions)
+                for state in paths.states(crs, path) if state.call in wanted]  # fmt: skip
+        mu, nu = (torch.cat(side) for side in zip(*laws[1:], strict=True))
+        found, pairs = fit(mu, nu), len(mu)
+        beta, divergence, residual = (one.cpu().numpy() for one in found)
+        yield Seen(model.name, "residual", {}, percent(residual.sum(), divergence.sum())[0], "%", pairs)
+        yield Seen(model.name, "divergence", {}, float(divergence.mean()), "nats", pairs)
+        yield Seen(model.name, "inverse temperature", {}, float(np.median(beta)), "", pairs)
+        held = {
+            "top-rank change": mu.argmax(-1) != nu.argmax(-1),
+            "rank inversion": inverted(mu, nu),
+            "optimum at a bound": (found.beta == 0) | (found.beta == LARGEST),
+            "control, top-rank change": laws[0][0].argmax(-1) != laws[0][1].argmax(-1),
+            "control, rank inversion": inverted(*laws[0]),
+        }
+        for quantity, true in held.items():
+            yield Seen(model.name, quantity, {}, *percent(true.sum(), len(true)))
+
+
+def audited_calls(crs: CRS, calls: int) -> list[int]:
+    """Calls evenly spaced from the first that can see a label to the last that draws."""
+    first = crs.early + 1
+    return [first + place for place in paths.spread(crs.nfe - 1 - first, calls)]
+
+
+def two_laws(crs: CRS, path: Path, state: State, positions: int) -> tuple[Tensor, Tensor]:
+    """(R, V) twice: the log laws with and without the visible labels, at unselected positions of every path."""
+    sample, position = [], []
+    for i, free in enumerate((path.free & (state.memory[1] == OPEN)).cpu()):
+        places = free.nonzero()[:, 0]
+        chosen = places[paths.spread(len(places), positions)]
+        sample.append(torch.full_like(chosen, i))
+        position.append(chosen)
+    where = torch.cat(sample).to(path.fixed.device), torch.cat(position).to(path.fixed.device)
+    t, token = crs.times[state.call], state.tokens[where]  # unselected: the same token in both inputs
+    shown = torch.where(crs.visible(state), state.memory[0], state.tokens)
+    features = (path.denoiser.body(tokens, t)[where] for tokens in (shown, state.tokens))
+    with_labels, without = (paths.log_law(path.denoiser, one, token, t) for one in features)
+    return with_labels, without
+
+
+class Fit(NamedTuple):
+    """(R,) each."""
+
+    beta: Tensor
+    divergence: Tensor  # KL(mu || nu)
+    residual: Tensor  # KL(mu || nu_beta)
+
+
+def fit(log_mu: Tensor, log_nu: Tensor) -> Fit:
+    """The beta in [0, 4096] that minimises KL(mu || nu_beta), for (R, V) float64 log laws.
+
+    The objective is convex and its slope is E_{nu_beta}[ln nu] - E_mu[ln nu]: bisect for its zero."""
+    target = mean_log(log_mu, log_nu)
+    low, high = torch.zeros_like(target), torch.full_like(target, LARGEST)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        short = mean_log(tempered(log_nu, middle), log_nu) < target
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    beta = torch.where(low == 0, 0.0, torch.where(high == LARGEST, LARGEST, (low + high) / 2))  # a bound stays a bound
+    own = mean_log(log_mu, log_mu)
+    residual = own - mean_log(log_mu, tempered(log_nu, beta))
+    return Fit(beta, (own - target).clamp(min=0), residual.clamp(min=0))
+
+
+def tempered(log_nu: Tensor, beta: Tensor) -> Tensor:
+    """ln nu_beta; a token without mass keeps none, also at beta = 0."""
+    powers = torch.where(log_nu == -math.inf, -math.inf, beta[:, None] * log_nu)
+    return powers.log_softmax(-1)
+
+
+def mean_log(log_mu: Tensor, log_nu: Tensor) -> Tensor:
+    """E_mu[ln nu]; tokens without mass under mu count for nothing."""
+    return torch.where(log_mu == -math.inf, 0.0, log_mu.exp() * log_nu).sum(-1)
+
+
+def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
+    """(R,) bool: whether two tokens of the union of the top sets stand in opposite order in the two laws."""
+    size = min(TOP, log_mu.shape[-1])
+    pool = torch.cat([log_mu.topk(size).indices, log_nu.topk(size).indices], -1)  # tokens in both stand twice: a tie
+    found = []
+    for mu, nu in zip(*(torch.split(law.gather(-1, pool), 256) for law in (log_mu, log_nu)), strict=True):
+        ups = [torch.nan_to_num(law[:, :, None] - law[:, None, :]) > TIE for law in (mu, nu)]  # -inf twice: a tie
+        found.append((ups[0] & ups[1].transpose(1, 2)).flatten(1).any(-1))
+    return torch.cat(found)
+
+
+tables = tabled(ASKS, beside(PAPER))
+
+
+def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
+    """What no temperature explains, and how often ranks change."""
+    groups: dict[str, tuple[str, dict[str, Any]]] = {model: (model, {}) for model in models_of(results, "residual")}
+    shown = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
+    caption = "What no temperature explains of what visible labels change, and how often ranks change."
+    yield Figure("temperature", caption, (bars(results, shown, groups),))

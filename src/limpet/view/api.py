@@ -1,0 +1,200 @@
+"""How requests are written: pydantic models made from the samplers' knobs; assets/openapi.json describes the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal, NoReturn, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import models_json_schema
+from typing_extensions import TypeAliasType
+
+from limpet.denoisers.exact import Source
+from limpet.errors import LimpetError, unknown
+from limpet.samplers import Knob, Sampler, knobs
+from limpet.view.answers import Offer, Request
+from limpet.view.page import asset
+from limpet.view.queue import Refusal
+
+MOST_WHOLE = 2**31 - 1  # of a whole number in a knob
+MOST_NAME = 80  # characters in an arm's name
+MOST_SEED = 2**53 - 1  # of a seed: what every JSON reader keeps exactly
+EVENTS = "text/event-stream"
+FILE = "application/x-limpet-trajectory"
+
+Shape = type[BaseModel]
+
+
+class Strict(BaseModel):
+    """Every value of its own kind, and no field but those named."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Place(Strict):
+    position: int = Field(ge=0)
+    text: str
+
+
+def shapes(offer: Offer) -> dict[str, Shape]:
+    """What this server reads, by the route's name."""
+    limits, names = offer.limits, tuple(offer.models)
+    kinds: Any = tuple(_sampler(name, kind, limits.calls) for name, kind in offer.samplers.items())
+    arm: Any = TypeAliasType("Sampler", Annotated[Union[kinds], Field(discriminator="sampler")])  # noqa: UP007
+    arms = {name: offer.written(sampler) for name, sampler in offer.arms.items()}
+    common: dict[str, Any] = {
+        "model": (Literal[names], names[0]),
+        "seed": (int, Field(8200, ge=0, le=MOST_SEED, description="the same seed gives the same samples")),
+        "length": (Annotated[int, Field(ge=1, le=limits.length)] | None,
+                   Field(None, description="tokens in a sample; null for the model's own")),
+        "prompt": (str, Field("", description="text that every sample begins with")),
+        "fixed": (list[Place], Field([], max_length=limits.fixed, description="words held at token positions")),
+        "score": (bool, Field(True, description="score the texts under the judge")),
+    }  # fmt: skip
+    sample: dict[str, Any] = {
+        "arm": (arm, Field(list(arms.values())[-1], validate_default=True)),
+        "n": (int, Field(1, ge=1, le=limits.samples, description="how many samples")),
+    }
+    compare: dict[str, Any] = {
+        "arms": (dict[Annotated[str, Field(min_length=1, max_length=MOST_NAME)], arm],
+                 Field(arms, validate_default=True, min_length=1, max_length=limits.arms,
+                       description="samplers by name; all share their randomness")),
+    }  # fmt: skip
+    return {
+        "sample": create_model("SampleRequest", __base__=Strict, **common, **sample),
+        "compare": create_model("CompareRequest", __base__=Strict, **common, **compare),
+    }
+
+
+def _sampler(name: str, kind: type[Sampler], calls: int) -> Any:
+    """A sampler's knobs as fields. Their names are aliases, so that a knob may have any."""
+    fields: dict[str, Any] = {"sampler": (Literal[name], ...)}
+    for knob in knobs(kind).values():
+        default = ... if knob.default is None and not knob.optional else knob.default
+        if knob.name == "nfe":
+            default = default if default is ... else min(default, calls)
+            knob = replace(knob, high=calls if knob.high is None else min(calls, knob.high))
+        fields[f"knob_{knob.name}"] = _kind(knob), Field(default, alias=knob.name, description=knob.words or None)
+    return create_model(name, __base__=Strict, __doc__=kind.__doc__, **fields)
+
+
+def _kind(knob: Knob) -> Any:
+    """The type of a knob's values."""
+    low, high, most = knob.low, knob.high, MOST_WHOLE
+    if knob.kind is int:
+        low, high = -most if low is None else low, most if high is None else min(high, most)
+    kind: Any = Literal[knob.choices] if knob.choices else knob.kind
+    if knob.kind in (int, float):
+        kind = Annotated[knob.kind, Field(ge=low, le=high, gt=knob.above)]
+    return kind | None if knob.optional else kind
+
+
+def about(offer: Offer, version: str) -> dict[str, Any]:
+    """What the playground's page must know."""
+    return {
+        "models": models(offer), "limits": {**asdict(offer.limits), "seed": MOST_SEED}, "version": version,
+        "arms": {name: offer.written(sampler) for name, sampler in offer.arms.items()},
+        "samplers": {name: [{**asdict(knob), "kind": knob.kind.__name__} for knob in knobs(kind).values()]
+                     for name, kind in offer.samplers.items()},
+    }  # fmt: skip
+
+
+def models(offer: Offer) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
+            "any_length": not isinstance(model, Source), "text": model.tokenizer is not None,
+            "scored_by": None if (judge := offer.judge_of(model)) is None else judge.name,
+        }
+        for name, model in offer.models.items()
+    ]  # fmt: skip
+
+
+# Reading a request
+
+
+def read_json(body: bytes) -> Any:
+    """A JSON document without NaN, infinities, numbers too large to be kept, or halves of characters."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise Refusal(400, f"the request holds {constant}, which is no JSON number: leave it out")
+
+    def number(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            refuse(text)
+        return value
+
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=refuse, parse_float=number)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"the request is not UTF-8 (byte {error.start}): encode it as UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise Refusal(422, "the request holds half a character (a lone surrogate): send whole ones") from error
+    except Refusal:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the request is not JSON ({error}): send one JSON object") from error
+    return value
+
+
+def read(body: bytes, shape: Shape, offer: Offer) -> Request:
+    """A request, every field checked; an error says what to mend."""
+    try:
+        values = shape.model_validate(read_json(body)).model_dump(by_alias=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # perhaps misspelt
+        raise LimpetError(_sentence(first, shape, offer)) from error
+    if "arm" in values:
+        sampler = _built(values.pop("arm"), "arm", offer)
+        arms = {sampler.caption: sampler}
+    else:
+        arms = {name: _built(arm, f"arm {_brief(name)}", offer) for name, arm in values.pop("arms").items()}
+    fixed = [(place["position"], place["text"]) for place in values.pop("fixed")]
+    return Request(**{"n": 1, **values, "arms": arms, "fixed": fixed})
+
+
+def _built(arm: dict[str, Any], where: str, offer: Offer) -> Sampler:
+    try:
+        sampler = offer.samplers[arm.pop("sampler")](**arm)
+    except ValueError as error:  # the sampler's own check, of what knobs are together
+        raise LimpetError(f"in {where}: {error}") from error
+    if sampler.nfe > offer.limits.calls:
+        raise LimpetError(f"{where} asks for {sampler.nfe} calls; this server makes at most {offer.limits.calls}")
+    return sampler
+
+
+def _brief(value: Any) -> str:
+    """What was given, short enough for a sentence."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _sentence(error: Mapping[str, Any], shape: Shape, offer: Offer) -> str:
+    """The first thing to mend."""
+    loc, given = error["loc"], error["input"]
+    inside, where = (_brief(".".join(map(str, part))).strip('"') or "the request" for part in (loc[:-1], loc))
+    if error["type"] == "extra_forbidden":
+        here: Any = Place.model_fields if loc[0] == "fixed" else shape.model_fields
+        known = knobs(offer.samplers[loc[-2]]) if loc[0] in ("arm", "arms") and len(loc) > 1 else here
+        return str(unknown(f"{inside} has no field", _brief(loc[-1]).strip('"'), known))
+    if error["type"].startswith("union_tag"):
+        return f"{where} names the sampler {_brief(given.get('sampler'))}; here are {', '.join(offer.samplers)}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{where} is {_brief(given)}; it takes an object"
+    what = error["msg"].replace("Input", "it", 1).replace("Dictionary", "it")
+    return f"{where} is {_brief(given)}; {what[0].lower()}{what[1:].replace(' after validation', '')}"
+
+
+def description(shapes: Mapping[str, Shape], version: str) -> dict[str, Any]:
+    """The whole API, as OpenAPI 3.1."""
+    document: dict[str, Any] = json.loads(asset("openapi.json"))
+    kinds: Any = [(shape, "validation") for shape in shapes.values()]
+    _, read = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
+    document["info"]["version"] = version
+    document["components"]["schemas"] |= read["$defs"]
+    return document
