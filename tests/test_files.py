@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
 
+from limpet.commands import Where
 from limpet.commands import info as info_command
 from limpet.denoisers import files, torchfile
 from limpet.denoisers.catalog import load
@@ -691,7 +692,7 @@ def test_reading_is_not_tied_to_the_file(tmp_path):
 def test_info_says_what_was_loaded(tmp_path, capsys):
     folder = hub_like(random_network(), tmp_path / "model")
     model = load(folder, device="cpu")
-    info_command.run(str(folder), device="cpu", json=True)
+    info_command.run(str(folder), where=Where("cpu", "float32"), json=True)
     about = json.loads(capsys.readouterr().out)
     assert about["digest"] == model.digest
     assert about["parameters"] == sum(p.numel() for p in random_network().parameters())
@@ -700,6 +701,6 @@ def test_info_says_what_was_loaded(tmp_path, capsys):
     assert (about["predicts"], about["schedule"]) == ("leave-one-out", "log-linear")
     assert about["signal"]["t = 1"] == pytest.approx(1e-3)
     assert about["tokenizer"].startswith("none: no tokenizer.json")
-    info_command.run(str(folder), device="cpu")
+    info_command.run(str(folder), where=Where("cpu", "float32"))
     text = capsys.readouterr().out
     assert all(str(part) in text for part in (model.digest, f"{about['parameters']:,}", "log-linear", str(folder)))

@@ -23,7 +23,7 @@ def digest(tensor: Tensor) -> str:
 
 def sampler(policy: dict) -> Sampler:
     """What a policy of the time is called now: its horizon of 0 was the native sampler."""
-    if policy.get("horizon", None) != 0 or "horizon" not in policy:
+    if policy.get("horizon") != 0:
         return CRS(**policy)
     return Native(**{name: value for name, value in policy.items() if name in knobs(Native)})
 

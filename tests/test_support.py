@@ -90,7 +90,7 @@ def test_p_of_one_is_the_identity() -> None:
 
 
 @given(size=st.integers(1, 90), p=st.floats(0.01, 0.999), seed=st.integers(0, 10**6))
-def test_a_restricted_law_is_a_law_on_its_heaviest_labels(size: int, p: float, seed: int) -> None:
+def test_a_restricted_law_is_a_law_on_its_heaviest_tokens(size: int, p: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     law = (3 * torch.randn(2, 3, size, dtype=torch.float64, generator=generator)).softmax(-1)
     for boundary in ("released", "paper"):

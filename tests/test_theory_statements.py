@@ -353,7 +353,7 @@ def test_temperature(seed: int, vocab_size: int) -> None:
     sound(temp.check_convexity("", law, other, beta))
 
 
-def test_temperature_can_fail_when_two_labels_are_exchanged() -> None:
+def test_temperature_can_fail_when_tokens_are_exchanged() -> None:
     law = random_laws(RANDOM, 6, seed=4)
     beta = torch.full((RANDOM,), 1.5, dtype=torch.float64)
     rows = temp.check_characterisation("", law, temp.tempered(law, beta).roll(1, -1), beta)

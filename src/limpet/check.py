@@ -8,8 +8,8 @@ import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -86,9 +86,8 @@ class Alone(Wrapped):
         logits, index = self.body(tokens, t), needed()
         if index is None:
             return logits
-        asked = torch.full_like(logits, math.nan).flatten(0, 1)
-        asked[index.long()] = logits.flatten(0, 1)[index.long()]
-        return asked.view_as(logits)
+        unasked = torch.ones_like(tokens, dtype=torch.bool).flatten().index_fill(0, index.long(), False)
+        return logits.masked_fill(unasked.view(*tokens.shape, 1), math.nan)
 
     def head(self, features: Tensor) -> Tensor:
         return features
@@ -266,38 +265,25 @@ class Walk(NamedTuple):
     calls: int  # of the denoiser, counted
 
 
-@dataclass(frozen=True)
 class Subject:
     """A sampler on a model."""
 
-    sampler: Sampler
-    model: Denoiser
-    length: int
+    def __init__(self, sampler: Sampler, model: Denoiser, length: int) -> None:
+        self.sampler, self.model, self.length, self.alone = sampler, model, length, Alone(model)
+        self.shape = SAMPLES, length
 
     def walk(self, sampler: Sampler | None = None, alone: bool = True, calls: int | None = None, **how: Any) -> Walk:
         """All calls of the paths, or the first few; under another sampler, and each sample alone, unless told not."""
         sampler = sampler or self.sampler
         counted = Counted(self.alone if alone else self.model)
         path = _path(counted, self.length, **how)
-        states, infos = [sampler.begin(path)], []
-        for state, info in generate(sampler, path, states[0]):
-            states.append(state)
-            infos.append(info)
-            if len(infos) == calls:
-                break
-        return Walk(states, infos, counted.calls)
-
-    @cached_property
-    def alone(self) -> Alone:
-        return Alone(self.model)
+        begun = sampler.begin(path)
+        walked = list(islice(generate(sampler, path, begun), calls))
+        return Walk([begun, *(state for state, _ in walked)], [info for _, info in walked], counted.calls)
 
     @cached_property
     def plain(self) -> Walk:
         return self.walk(alone=False)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return SAMPLES, self.length
 
 
 def arm_rows(model: Denoiser, text: str, nfe: int = NFE, length: int | None = None) -> Iterator[Row]:

@@ -7,27 +7,8 @@ from typing import Any, Literal
 import tyro
 
 from limpet.commands import IN_FLOAT32, Somewhere, out, print_json
-from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
 from limpet.engine.process import EPS
-
-
-def describe(model: Denoiser) -> dict[str, Any]:
-    """Everything worth knowing about a model before trusting a number that came from it."""
-    return {
-        "name": model.name,
-        "digest": model.digest,
-        **model.info,
-        "precision": model.precision,
-        "vocab_size": model.vocab_size,
-        "length": model.length,
-        "device": str(model.device),
-        "predicts": model.predicts,
-        "schedule": model.schedule.name,
-        "signal": {f"t = {t:g}": float(model.schedule.signal(t)) for t in (EPS, 0.5, 1.0)},
-        "special": getattr(model.tokenizer, "special", {}),
-        "text": model.tokenizer is not None,
-    }
 
 
 def run(
@@ -52,7 +33,21 @@ def run(
         json: print one JSON document
     """
     options = {} if weights == "ema" else {"weights": weights}  # not every family has two
-    about = describe(load(model, device=where.device, precision=where.resolved, revision=revision, **options))
+    found = load(model, device=where.device, precision=where.resolved, revision=revision, **options)
+    about: dict[str, Any] = {
+        "name": found.name,
+        "digest": found.digest,
+        **found.info,
+        "precision": found.precision,
+        "vocab_size": found.vocab_size,
+        "length": found.length,
+        "device": str(found.device),
+        "predicts": found.predicts,
+        "schedule": found.schedule.name,
+        "signal": {f"t = {t:g}": float(found.schedule.signal(t)) for t in (EPS, 0.5, 1.0)},
+        "special": getattr(found.tokenizer, "special", {}),
+        "text": found.tokenizer is not None,
+    }
     if json:
         print_json(about)
         return

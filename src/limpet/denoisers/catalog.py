@@ -37,11 +37,17 @@ def load(
     if text.startswith("exact:"):
         return sources.source(text)
     options |= {"device": files.usable_device(device), "precision": precision}
-    if registry.is_file(text) and revision is None:
-        return _make(text, registry.from_file(text), None, options)
-    found = files.find(name, revision)
+    in_file = registry.is_file(text) and revision is None
+    found = None if in_file else files.find(name, revision)
     if found is None:
-        return _make(text, _offered(text), None, options)
+        offered = registry.installed(GROUP)
+        if not in_file and text not in offered:
+            raise LimpetError(
+                f"no model {text!r}: it is neither built in ({', '.join(files.builtin_names()) or 'none is installed'})"
+                ", nor a path that exists, nor a hub name like owner/name, nor offered by another package "
+                f"({', '.join(offered) or 'none offers any'})"
+            )
+        return _make(text, registry.find("model", GROUP, {}, text), None, options)
     try:
         model = _make(text, _family(found.folder), found.path, options)
     except LimpetError as error:
@@ -52,18 +58,6 @@ def load(
         model.name = found.name
     model.info = {"source": found.origin, **model.info}
     return model
-
-
-def _offered(name: str) -> Any:
-    """What another package makes models with, by the name that it offers."""
-    offered = registry.installed(GROUP)
-    if name not in offered:
-        raise LimpetError(
-            f"no model {name!r}: it is neither built in ({', '.join(files.builtin_names()) or 'none is installed'}), "
-            "nor a path that exists, nor a hub name like owner/name, nor offered by another package "
-            f"({', '.join(offered) or 'none offers any'})"
-        )
-    return registry.find("model", GROUP, {}, name)
 
 
 def _family(folder: Path) -> Any:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +92,7 @@ class SigmaMap(nn.Module):
     def forward(self, sigma: Tensor) -> Tensor:
         k = torch.arange(self.FREQUENCIES, dtype=torch.float32, device=sigma.device)
         angle = sigma.float()[:, None] * torch.exp(-math.log(10000) * k / self.FREQUENCIES)
-        mapped: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], -1))
-        return F.silu(mapped)
+        return F.silu(self.mlp(torch.cat([angle.cos(), angle.sin()], -1)))
 
 
 class Rotary(nn.Module):
@@ -103,8 +102,10 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
-        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")  # there also if the rest is on meta
-        self.register_buffer("inv_freq", 1.0 / 10000 ** (half / head_width))  # float32's rounding, as released
+        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
+        frequencies, place = 1.0 / 10000 ** (half / head_width), torch.get_default_device()  # rounded as released
+        # They are no weights: also a network that is laid out without memory has them.
+        self.register_buffer("inv_freq", frequencies if place.type == "meta" else frequencies.to(place))
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         position = torch.arange(length, dtype=torch.float32, device=self.inv_freq.device)
@@ -156,8 +157,7 @@ class Block(Layers):
                 part[at[0], 0] for part in (gate_attn, shift_mlp, scale_mlp, gate_mlp)
             )
         x = x + gate_attn * self.attn_out(mixed)
-        x = x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp))
-        return x
+        return cast(Tensor, x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
 
 
 class Embedding(nn.Module):
@@ -221,8 +221,7 @@ class Network(nn.Module):
         return scattered
 
     def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.output_layer.linear(features)
-        return logits
+        return cast(Tensor, self.output_layer.linear(features))
 
     def forward(self, tokens: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.body(tokens, sigma))

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,14 +65,11 @@ def usable_device(device: torch.device | str | None) -> torch.device:
 
 def builtin_names() -> list[str]:
     """The models that come with the package."""
-    return sorted(path.parent.name for path in MINIS.glob("*/config.json") if _is_model(path.parent))
-
-
-def _is_model(folder: Path) -> bool:
-    try:
-        return read_config(folder).get("model_type") in FAMILIES
-    except LimpetError:
-        return False
+    found = []
+    for folder in sorted(path.parent for path in MINIS.glob("*/config.json")):
+        with suppress(LimpetError):
+            found += [folder.name] if read_config(folder).get("model_type") in FAMILIES else []
+    return found
 
 
 def whole_builtin(name: str) -> Path:

@@ -68,18 +68,14 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of every storage: int8 rows times their scales, and any other float, as float32."""
-    unpacked: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        matrix = state.get(name.removesuffix(SCALE))
-        if name.endswith(SCALE) and matrix is not None and matrix.dtype == torch.int8:
-            continue
-        scale = state.get(name + SCALE)
-        if tensor.dtype == torch.int8 and scale is not None:
-            if tensor.dim() != 2 or scale.shape != tensor.shape[:1]:
-                raise LimpetError(f"{name} {tuple(tensor.shape)} has row scales {tuple(scale.shape)}: save it again")
-            unpacked[name] = tensor.float() * scale.float()[:, None]
-        else:
-            unpacked[name] = tensor.float() if tensor.is_floating_point() else tensor
+    packed = [name for name, tensor in state.items() if tensor.dtype == torch.int8 and name + SCALE in state]
+    plain = {name: tensor for name, tensor in state.items() if name.removesuffix(SCALE) not in packed}
+    unpacked = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in plain.items()}
+    for name in packed:
+        matrix, scale = state[name], state[name + SCALE]
+        if matrix.dim() != 2 or scale.shape != matrix.shape[:1]:
+            raise LimpetError(f"{name} {tuple(matrix.shape)} has row scales {tuple(scale.shape)}: save it again")
+        unpacked[name] = matrix.float() * scale.float()[:, None]
     return unpacked
 
 

@@ -80,7 +80,7 @@ class Path:
         return torch.full((2,), -1, dtype=torch.long, device=self.fixed.device)
 
     def signal(self, t: float) -> float:
-        return float(self.denoiser.schedule.signal(t))
+        return self.denoiser.schedule.level(t)
 
     def noise(self) -> Tensor:
         """(B, L): the uniform state at t = 1, given tokens in place."""

@@ -33,6 +33,11 @@ class Schedule:
         """d signal / dt, negative."""
         return self._slope(torch.as_tensor(t, dtype=torch.float64))
 
+    @cache  # noqa: B019  schedules are few, and so are the times of grids
+    def level(self, t: float) -> float:
+        """The signal at one time, as a number."""
+        return float(self.signal(t))
+
     def sigma(self, t: float | Tensor) -> Tensor:
         """-ln signal: what the Duo network is conditioned on."""
         return -self.signal(t).log()

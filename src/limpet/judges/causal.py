@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +40,7 @@ class Block(Layers):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         seen = attend(self.attn_qkv(self.norm1(x)), self.heads, rotary, causal=True)
         x = x + self.dropout(self.attn_out(seen))
-        mixed: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
-        return mixed
+        return cast(Tensor, x + self.dropout(self.mlp(self.norm2(x))))
 
 
 class Network(nn.Module):
@@ -66,8 +66,7 @@ class Network(nn.Module):
         rotary = self.rotary_emb(tokens.shape[1])
         for block in self.blocks:
             x = block(x, rotary)
-        features: Tensor = self.norm_final(x)
-        return features
+        return cast(Tensor, self.norm_final(x))
 
     def head(self, features: Tensor) -> Tensor:
         return F.linear(features.to(self.embedding.dtype), self.embedding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -54,22 +54,18 @@ class HubJudge(Judge):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return cast(torch.device, self.model.device)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        states: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return states
+        return cast(Tensor, self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
 
     def body(self, tokens: Tensor) -> Tensor:
         if not self.whole:
             return self.hidden(tokens)
-        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
-        return logits
+        return cast(Tensor, self.model(input_ids=tokens, use_cache=False).logits)
 
     def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = features if self.whole else self.model.get_output_embeddings()(features)
-        return logits
+        return features if self.whole else cast(Tensor, self.model.get_output_embeddings()(features))
 
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:

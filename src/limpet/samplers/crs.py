@@ -29,6 +29,12 @@ class Memory(NamedTuple):
     selected_at: Tensor  # (B, L) the call that selects the position, or OPEN, or NEVER
 
 
+class Replayed(Memory):
+    """The same, of a path that does again what another did."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class CRS(Native):
     """Native steps, and after warmup the surest predictions become labels that the denoiser sees."""
@@ -58,30 +64,32 @@ class CRS(Native):
     def step(self, path: Path, state: State) -> tuple[State, Info]:
         """One call: look, draw the next state, then select positions and store their labels; the last reads out."""
         r, t, last = state.call, self.times[state.call], state.call == self.nfe - 1
+        memory = Memory if type(state.memory) is not Replayed else Replayed
         stored, selected_at = state.memory
         selected, visible = selected_at < r, self.visible(state)
         seen = torch.where(visible, stored, state.tokens)
 
-        eligible = path.free & (selected_at == OPEN) if self.early <= r and not last else path.nowhere
-        due = path.free & (selected_at == r)  # of a replay
-        inspect = eligible | due | visible if self.values in labels.REFRESHING else eligible | due
+        selecting = memory is Memory and self.early <= r and not last
+        # What may be selected now, or in a replay is.
+        eligible = path.free & (selected_at == (OPEN if selecting else r))
+        inspect = eligible | visible if self.values in labels.REFRESHING else eligible
         # A label that hides its position for ever spares the state there: it is never looked at again.
         hidden = self.horizon is None and self.write != "output" and self.endpoint == "argmax" and not path.trace
-        revise = path.free & ~selected if hidden else path.free
+        revise = path.free ^ selected if hidden else path.free
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
         features, outcome = path.call(seen, t, self.transition(path, state, revise, inspect))
 
-        chosen, tokens = due, self.read(path, state, outcome)
-        if eligible is not path.nowhere:
+        chosen, tokens = eligible, self.read(path, state, outcome)
+        if selecting:
             most, allowance = self.limits(path)
-            chosen = due | path.backend.select(outcome.deficit, eligible, most, allowance, self.spacing)
+            chosen = path.backend.select(outcome.deficit, eligible, most, allowance, self.spacing)
         if last and self.write != "input":
             tokens = torch.where(selected, stored, tokens)
         if not last:
             stored = labels.RULES[self.values](Choice(self, path, features, outcome, chosen, visible, stored, r))
             selected_at = torch.where(chosen, r, selected_at)
         marks = {"selected": selected, "visible": visible, "chosen": chosen}
-        return State(r + 1, tokens, Memory(stored, selected_at)), Info(r, t, seen, outcome, marks)
+        return State(r + 1, tokens, memory(stored, selected_at)), Info(r, t, seen, outcome, marks)
 
     def visible(self, state: State) -> Tensor:
         """(B, L) bool: selected at e, a label is seen by the calls e + 1 ... e + horizon."""
@@ -92,7 +100,7 @@ class CRS(Native):
     def limits(self, path: Path) -> tuple[Tensor, Tensor]:
         """(B,) K and E: the most positions, and the most deficit, selected in one call."""
         after = max(1, self.nfe - 1 - self.early)  # steps that may select
-        each = -(-path.generated // after)
+        each = (path.generated + (after - 1)) // after
         most = each if self.count is None else torch.full_like(each, self.count)
         return most, self.budget * path.generated.double() / after
 
@@ -104,7 +112,7 @@ class CRS(Native):
             )
         stored, selected_at = recorded
         kept = stored if self.values == "recorded" else torch.zeros_like(stored)
-        return State(0, path.noise(), Memory(kept, torch.where(path.free, selected_at.clamp(max=NEVER), NEVER)))
+        return State(0, path.noise(), Replayed(kept, torch.where(path.free, selected_at.clamp(max=NEVER), NEVER)))
 
     def opening(self) -> Native | None:
         return Native(**{one.name: getattr(self, one.name) for one in fields(Native)}) if type(self) is CRS else None

@@ -16,7 +16,7 @@ RANDOM = 1000  # random sources for every statement
 def random_laws(*shape: int, seed: int, zeros: float = 0.0) -> Tensor:
     """Categorical laws over the last axis, from nearly uniform to nearly certain, alike within each first index.
 
-    `zeros` is the share of labels that have no mass at all; the likeliest always keeps its own."""
+    `zeros` is the share of tokens that have no mass at all; the likeliest always keeps its own."""
     generator = torch.Generator().manual_seed(seed)
     reach = torch.rand(shape[0], generator=generator, dtype=torch.float64)
     sharpness = (math.log(0.1) + reach * math.log(80)).exp().view(-1, *[1] * (len(shape) - 1))

@@ -46,8 +46,8 @@ def check_characterisation(name: str, law: Tensor, other: Tensor, beta: Tensor) 
 
     Claims where `other` is `tempered(law, beta)`; any law can be given, to see them fail."""
     found, residual = fit(law, other)
-    off = other.log() - beta[..., None] * law.log()  # alike for all labels, if the ratios of any two are
-    # The reverse direction of the proof: fix label 0, exponentiate the log ratios against it, normalise.
+    off = other.log() - beta[..., None] * law.log()  # alike for all tokens, if the ratios of any two are
+    # The reverse direction of the proof: fix token 0, exponentiate the log ratios against it, normalise.
     weights = (law / law[..., :1]) ** beta[..., None]
     rebuilt = total_variation(weights / weights.sum(-1, keepdim=True), other)
     swapped = (law.argsort(-1) != other.argsort(-1)).any(-1).double()
