@@ -31,7 +31,7 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
     """The object that a name means; `what` says in errors what it should have been."""
     if is_file(name):
         return from_file(name)
-    targets = {**installed(group), **builtin}
+    targets = {**builtin, **installed(group), **builtin}
     if name not in targets:
         raise LimpetError(
             f"there is no {what} {name!r}; there are {', '.join(targets)}, and ./file.py:Name for one of your own"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, unknown
 from limpet.registry import said
 
 MOST = 2**31  # a whole number must fit a tensor, unless its range says more
@@ -104,9 +103,6 @@ def _knobs(sampler: type) -> Iterator[Knob]:
 
 def known(sampler: type, names: Mapping[str, Any], of: str) -> None:
     """Raise for a name that is no knob, with the one that was meant."""
-    there = knobs(sampler)
     for name in names:
-        if name not in there:
-            near = difflib.get_close_matches(str(name), there, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(there)}"
-            raise LimpetError(f"{of} has no knob {name!r}; {hint}")
+        if name not in knobs(sampler):
+            raise unknown(f"{of} has no knob", name, knobs(sampler))
