@@ -13,7 +13,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import limpet
-from limpet import CRS, Native, scoring
+from limpet import CRS, Native, scoring, stats
 from limpet.cli import main
 from limpet.commands import Where
 from limpet.commands.score import run
@@ -313,5 +313,5 @@ def test_diversity_is_of_a_shard_and_within_its_prompts():
     assert alone["self-bleu"][2] is alone["self-bleu"][3] is None
     assert alone["self-bleu"][0] == alone["self-bleu"][1] > 0
     assert scoring.conventions(["self-bleu"], prompted=True) == {"self-bleu": scoring.WITHIN_PROMPT}
-    assert scoring.mean(columns["rep-4"]) == 0
-    assert math.isnan(scoring.mean([math.nan]))
+    assert stats.mean(columns["rep-4"]) == 0
+    assert math.isnan(stats.mean([math.nan]))

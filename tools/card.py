@@ -164,7 +164,7 @@ def real(folder: Path, text: Text, shelf: Shelf, count: int) -> Kept:
     def measure() -> Kept:
         tokens = stream.rows((torch.arange(count) * stream.count(mini.length)) // count, mini.length)
         columns, _ = scoring.diversity(tokens, ("entropy", "rep-4"))
-        means = {measure: scoring.mean(column) for measure, column in columns.items()}
+        means = {measure: stats.mean(column) for measure, column in columns.items()}
         return {"ppl": float(np.exp(scoring.score(judge, mini, tokens).pooled)), **means}
 
     return kept(folder, {"measures of": stream.digest, "rows": count, "judge": judge.digest}, measure)

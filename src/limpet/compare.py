@@ -78,7 +78,7 @@ def measure(judge: Judge, model: Denoiser, shards: list[Tensor], prefix: int = 0
         nll=np.array([shard.pooled for shard in scores]),
         counted=int(sum(shard.tokens.sum() for shard in scores)),
         convention=scores[0].convention,
-        values={name: np.array([scoring.mean(shard[name]) for shard in columns]) for name in MEASURES},
+        values={name: np.array([stats.mean(shard[name]) for shard in columns]) for name in MEASURES},
     )
 
 

@@ -12,8 +12,7 @@ from limpet.errors import LimpetError
 from limpet.judges import CONVENTIONS, Judge, ScoreCache, Scores, TrueLaw, gen_nll
 from limpet.judges.judge import Progress
 from limpet.metrics import METRICS, Metric, self_bleu
-from limpet.stats import mean as mean
-from limpet.stats import numbers as numbers
+from limpet.stats import numbers
 
 AUTO = "auto"  # the convention that judge and samples settle between them
 WITHIN_PROMPT = "BLEU-4 against the other continuations of the prompt, method 1"

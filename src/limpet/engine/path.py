@@ -91,10 +91,7 @@ class Path:
         """One call of the denoiser on `seen` (B, L) -> its `Features`, and an `Outcome` for each transition.
 
         Transitions are planned before the body runs, so that it runs only where one of them needs it."""
-        model = self.denoiser
-        input = Input(
-            seen, self.signal(t), model.vocab_size, model.predicts == "posterior", self.stream, self.alarm, model.name
-        )
+        model, input = self.denoiser, self._input(seen, t)
         if self.trace:
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
         plans = [self.backend.plan(transition, input) for transition in transitions]
@@ -117,9 +114,12 @@ class Path:
         """Raise if a law was none in a call that nobody has waited for."""
         call, place = self.alarm.tolist()
         if call >= 0:
-            model = self.denoiser
-            raise steps.no_law(Input(self.fixed, 0, model.vocab_size, False, self.stream, self.alarm, model.name),
-                               call, place)  # fmt: skip
+            raise steps.no_law(self._input(self.fixed, 1.0), call, place)
+
+    def _input(self, seen: Tensor, t: float) -> Input:
+        model = self.denoiser
+        convert = model.predicts == "posterior"
+        return Input(seen, self.signal(t), model.vocab_size, convert, self.stream, self.alarm, model.name)
 
     def _head(self, features: Tensor) -> Tensor:
         logits = self.denoiser.head(features)
@@ -152,8 +152,10 @@ def generate(sampler: Sampler, path: Path, state: State | None = None) -> Iterat
 
 def _union(needed: list[Tensor | None]) -> Tensor | None:
     """The positions that any of several plans needs."""
-    if len(needed) == 1 or any(index is None for index in needed):
-        return needed[0] if len(needed) == 1 else None
+    if len(needed) == 1:
+        return needed[0]
+    if any(index is None for index in needed):
+        return None
     every: Tensor = torch.unique(torch.cat([index for index in needed if index is not None]))
     return every
 

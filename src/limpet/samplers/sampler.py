@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol, Self
 
 from limpet import registry
@@ -61,7 +61,7 @@ class Sampler(Protocol):
     def but(self, **changes: Any) -> Self:
         """The same sampler with some knobs changed."""
         known(type(self), changes, self.name)
-        return type(self)(**{one.name: getattr(self, one.name) for one in fields(self)} | changes)  # type: ignore[arg-type]
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def __reduce__(self) -> Any:
         return from_dict, (self.to_dict(),)  # by name: the class may stand in a file that no module path leads to

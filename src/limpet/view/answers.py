@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from limpet import scoring
+from limpet import scoring, stats
 from limpet.compare import MEASURES
 from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Source
@@ -135,7 +135,7 @@ def _scores(offer: Offer, request: Request, tokens: Any, prefix: int) -> list[di
         for name in ("judge", "digest", "convention", "precision"):
             columns[name] = [getattr(found, name)] * n
         with np.errstate(over="ignore"):
-            nll, perplexity = scoring.numbers(found.mean), scoring.numbers(np.exp(found.mean))
+            nll, perplexity = stats.numbers(found.mean), stats.numbers(np.exp(found.mean))
         columns |= {"counted": found.tokens.tolist(), "nll": nll, "perplexity": perplexity}
     columns |= scoring.diversity(tokens[:, prefix:], MEASURES)[0]
     return [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(n)]
