@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from limpet import LimpetError, speed
 from limpet.denoisers import Wrapped
-from limpet.denoisers.duo import Duo, Shape
-from limpet.denoisers.fast import AlignedHead
+from limpet.denoisers.duo import AlignedHead, Duo, Shape
 from limpet.engine import selector
 from limpet.engine.path import Path as Walk
 from limpet.engine.path import generate, open_path
@@ -367,7 +367,7 @@ def main() -> None:
             released = batch == 16 or (batch, nfe) == (64, 8)  # at 64 it shows that it does not fit
             costs = speed.side_by_side(model, bare, nfe, batch, options.runs, with_released=released)
             for name, cost in costs.items():
-                save(f"batch {batch} nfe {nfe} {name}", cost.to_dict() if cost else {"out of memory": True})
+                save(f"batch {batch} nfe {nfe} {name}", asdict(cost) if cost else {"out of memory": True})
 
     model = released(device=CUDA, precision="bfloat16")
     bare = torch.compile(model.network, dynamic=False)  # one static graph for each batch size

@@ -10,7 +10,7 @@ from limpet import studies
 from limpet.denoisers.duo import Duo, Network, Shape
 from limpet.denoisers.exact import Mixture
 from limpet.lab import Results, Shelf, Store, collect, run
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.studies.audit import Preset
 
 

@@ -14,7 +14,7 @@ from limpet.denoisers.catalog import load
 from limpet.denoisers.exact import Mixture
 from limpet.errors import LimpetError
 from limpet.studies import risk, selection
-from limpet.studies.paths import clean_texts, forward_states, heldout, spread, within
+from limpet.studies.paths import Forward, clean_texts, forward_states, heldout, spread, within
 from limpet.studies.selection import Settings, View, compared, count_of, view
 
 
@@ -131,7 +131,7 @@ def bayes_risk(model: Mixture, noise: float) -> float:
 def test_an_oracles_deficit_and_error_are_its_bayes_risk():
     """Within 4.5 standard errors over 40 shards, at three times; and the exact risk rises with noise."""
     model, times = mixture(7), (0.2, 0.5, 0.8)
-    result = audited(risk, [model], risk.Settings(paths=100, times=times, count=2), tuple(range(40)))
+    result = audited(risk, [model], Forward(paths=100, times=times, count=2), tuple(range(40)))
     exact = [100 * bayes_risk(model, 1 - float(model.schedule.signal(t))) for t in times]
     assert exact == sorted(exact)
     for t, bayes in zip(times, exact, strict=True):

@@ -57,9 +57,9 @@ def test_the_three_views_are_the_denoiser_called_directly(model):
             inputs = {"overwritten": overwritten, "restored": restored, "revisable": revisable}
             for view, tokens in inputs.items():
                 law = model.logits(torch.tensor([tokens]), crs.times[call])[0, event.position].double().softmax(-1)
-                assert seen.probability[view] == pytest.approx(float(law[event.label]), abs=2e-6), view
-            assert seen.changed == (restored != overwritten)
-            differs += abs(seen.probability["restored"] - seen.probability["overwritten"]) > 1e-4
+                assert seen[view] == pytest.approx(float(law[event.label]), abs=2e-6), view
+            assert seen["changed"] == (restored != overwritten)
+            differs += abs(seen["restored"] - seen["overwritten"]) > 1e-4
     # A law that leaves its own position out cannot tell whether it was overwritten; a network can.
     assert (differs > 0) == (model.name == "tiny-distilled")
 

@@ -15,7 +15,7 @@ from limpet.denoisers.catalog import load
 from limpet.engine.path import State
 from limpet.errors import LimpetError
 from limpet.lab import Results, Shelf, Store, collect, run, units
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.samplers import CRS, Native
 from limpet.samplers.crs import NEVER, Memory
 from limpet.samples import begin
@@ -198,7 +198,7 @@ def test_the_probe_follows_the_arms_that_refresh(done):
             recorded = limpet.sample(WORDS, CRS(nfe=8), 4, seed).memory
             path = opened(WORDS, Settings(paths=4), seed)
             found.append(values.followed(arm, path, begin(arm, path, recorded)))
-        (replaced,), (back,) = (results.of(quantity, values=kind) for quantity in values.CONVENTIONS)
+        (replaced,), (back,) = (results.of(quantity, values=kind) for quantity in values.CHANGES)
         assert replaced.estimate.values.tolist() == [100 * one.replaced / one.visible for one in found]
         assert replaced.events == sum(one.visible for one in found)
         assert back.estimate.values.tolist() == [100 * one.back / one.replaced for one in found]

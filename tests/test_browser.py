@@ -19,11 +19,12 @@ from limpet.denoisers import files
 from limpet.judges import has_builtin
 from limpet.view import page
 from limpet.view.queue import Limits
-from limpet.view.server import application, serving
+from limpet.view.server import application
 from limpet.view.trajectory import Frame, Header, Trajectory, record
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import pictures
+from pictures import serving
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install 'limpet[dev]'")
 pytestmark = pytest.mark.skipif(

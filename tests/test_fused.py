@@ -18,8 +18,7 @@ pytest.importorskip("triton")
 
 from limpet import CRS, registry
 from limpet.denoisers import fused as fused_denoiser
-from limpet.denoisers.duo import Duo, Network, Shape, set_precision
-from limpet.denoisers.fast import AlignedHead
+from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, set_precision
 from limpet.denoisers.fused import FusedBody
 from limpet.engine import process, selector, support
 from limpet.engine.path import generate, open_path

@@ -207,8 +207,7 @@ def test_ids_count_all_but_the_first_and_pad_is_dropped_and_counted(gpt2):
     assert scores.nll[0] == scores.nll[1] == pytest.approx(float(gpt2.nll([ids])[0].sum()), abs=1e-4)
     assert np.isnan(scores.mean[2:]).all()
     assert (scores.convention, scores.judge) == ("ids", gpt2.name)
-    pooled = scores.by_shard([1, 1, 1, 1, 1])
-    assert pooled[0] == pytest.approx(scores.nll.sum() / scores.tokens.sum())
+    assert scores.pooled == pytest.approx(scores.nll.sum() / scores.tokens.sum())
 
 
 def test_text_is_tokenised_by_the_judge(gpt2):

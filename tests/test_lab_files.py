@@ -1,11 +1,15 @@
 """Studies from files: a good one runs, and every mistake is named with its line before any work."""
 
+from dataclasses import dataclass, field
+from typing import Literal
+
 import pytest
 
 from lab_cases import contents
 from limpet.errors import LimpetError
+from limpet.files import Toml
 from limpet.lab import Shelf, Store, collect, files, report, run, units
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.samplers import CRS, Native
 
 GOOD = """\
@@ -183,3 +187,58 @@ def test_prompts_stand_beside_the_file(tmp_path):
     made = files.load(write(tmp_path, short), shelf)
     with pytest.raises(LimpetError, match="of 50 tokens or more; 'sand salt' is shorter"):
         run(made, store, local(shelf=shelf), shelf)
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int
+    share: float = 0.5
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise LimpetError(f"size is {self.size}; it takes one or more")
+
+
+@dataclass(frozen=True)
+class Whole:
+    kind: Literal["one", "two"]
+    parts: dict[str, tuple[float, ...]]
+    first: Part
+    more: list[Part] = field(default_factory=list)
+    last: Part | None = None
+
+
+WHOLE = """\
+kind = "one"
+parts = {a = [1, 0.5]}
+first = {size = 1, share = 1}
+
+[[more]]
+size = 2
+"""
+
+
+def test_toml_is_read_as_dataclasses(tmp_path):
+    made = Toml(write(tmp_path, WHOLE), "").build(Whole)
+    assert made == Whole("one", {"a": (1, 0.5)}, Part(1, 1), [Part(2)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ('"one"', '"three"', 1, "kind is 'three'; it takes one of one, two"),
+        ("[1, 0.5]", "[1, true]", 2, "a is [1, True]; it takes a list, each a number"),
+        ("share = 1", 'share = "1"', 3, "share is '1'; it takes a number"),
+        ("share = 1", "shre = 1", 3, "first has no field 'shre'; did you mean share?"),
+        ("{size = 1, share = 1}", "{share = 1}", 3, "first has {'share': 1}; it takes size, of size, share"),
+        ("first =", "firs =", 1, "it takes kind and parts and first, of kind, parts, first, more, last"),
+        ("[[more]]\n", "\n\n", 7, "the file has no field 'size'"),
+        ("size = 2", "size = 0", 5, "size is 0; it takes one or more"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_with_its_line(tmp_path, old, new, line, says):
+    path = write(tmp_path, WHOLE.replace(old, new, 1))
+    with pytest.raises(LimpetError) as caught:
+        Toml(path, "").build(Whole)
+    assert f"{path}, line {line}: " in str(caught.value)
+    assert says in str(caught.value)

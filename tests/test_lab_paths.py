@@ -13,7 +13,7 @@ from lab_cases import BASE, NATIVE, nothing
 from limpet.denoisers.sources import source
 from limpet.engine.path import State
 from limpet.lab import Cell, Shelf, Store, Study, collect, run
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.lab.study import Prompts
 from limpet.samplers import CRS, Native, available, knob, knobs
 from limpet.samples import Counted, sample

@@ -13,7 +13,7 @@ from limpet.denoisers.sources import source
 from limpet.judges import CONVENTIONS
 from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run
 from limpet.lab.page import Entry, Figure, Panel, Series, Table, number, signed
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.stats import Estimate
 from limpet.studies import preset, study
 
@@ -69,17 +69,17 @@ def test_a_verdict_needs_all_findings():
         (): "inconclusive",
     }
     for findings, verdict in verdicts.items():
-        assert claims.claim("section 1", "Something", findings).verdict == verdict
+        assert claims.Claim("section 1", "Something", findings).verdict == verdict
 
 
 def test_a_claim_in_short_and_as_json():
     """Few values one by one, many as their range; the paper's number where it prints one, else the side."""
-    few = claims.claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=-0.5),
+    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=-0.5),
                                             claims.above("y", estimate(-2, 0.1))])  # fmt: skip
     assert (few.here, few.there, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500; above 0", "1 of 2 hold")
     gone = claims.below("z", Estimate(np.array([math.nan, 1.0]), ("outside the curve", None)))
     assert gone.here == "no value (outside the curve)"
-    many = claims.claim("section 1", "Many", [claims.below("x", estimate(-i, 0.1), paper=i / 2) for i in (3, 1, 2)]
+    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, 0.1), paper=i / 2) for i in (3, 1, 2)]
                         + [gone])  # fmt: skip
     assert (many.here, many.there) == ("-3.00 to -1.00, 1 without a value", "+0.500 to +1.50")
     for claim in (few, many):
@@ -240,13 +240,11 @@ def test_an_index_over_reports(finished, tmp_path):
     report.write(finished, tmp_path / "frontier-smoke")
     (tmp_path / "audits").mkdir()
     (tmp_path / "audits/index.html").write_text("")
-    sections = [report.section(finished)]
-    others = report.beside(tmp_path, sections)
-    assert others == [report.Section("audits", "audits")]
-    page = report.write_index([*sections, *others], tmp_path)
+    page = report.write_index([report.section(finished)], tmp_path)
     assert '<a href="frontier-smoke/index.html">frontier</a>' in page.read_text()
     assert '<a href="audits/index.html">audits</a>' in page.read_text()
     text = (tmp_path / "claims.md").read_text()
+    assert text.endswith("- [audits](audits/report.md)\n- [frontier](frontier-smoke/report.md)\n")
     tested = finished.study.show(finished).claims
     for claim in tested:
         row = next(line for line in text.splitlines() if claim.text in line)
@@ -260,6 +258,6 @@ def test_an_index_over_reports(finished, tmp_path):
 
 
 def test_verdicts_are_told_apart():
-    yes, no = (claims.claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
+    yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
     sections = [report.Section("a", "a", (no, yes)), report.Section("b", "b", (yes,)), report.Section("c", "c")]
     assert report.tally(sections) == "3 claims: 2 supported, 1 not supported, 0 inconclusive."

@@ -18,7 +18,7 @@ from limpet import scoring
 from limpet.denoisers.sources import source
 from limpet.errors import LimpetError
 from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, report, run, status, units
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.lab.places.processes import processes
 from limpet.lab.places.ray import on_ray
 from limpet.lab.store import Unwritable

@@ -32,7 +32,7 @@ def test_a_unit_is_read_as_written(store):
     assert torch.equal(found.tensors["tokens"], TENSORS["tokens"])
     assert {name: found.rows[name] for name in ROWS} == ROWS
     assert store.read("cd" * 20) is None
-    assert store.has(KEY)
+    assert store.look(KEY)[0] is not None
 
 
 def test_equal_results_are_equal_bytes(store, tmp_path):
@@ -58,7 +58,7 @@ def test_any_cut_or_flipped_bit_is_noticed(tmp_path_factory, data):
     path.write_bytes(raw)
     with pytest.raises(Damaged):
         store.read(KEY)
-    assert not store.has(KEY)
+    assert store.look(KEY)[0] is None
 
 
 def test_rows_of_another_unit_are_not_believed(store, tmp_path):
@@ -84,9 +84,10 @@ def test_a_store_may_live_where_fsspec_reaches():
     store.write_plan("study", {"cells": []})
     store.sweep()
     store.log({"nothing": "kept"})
-    assert store.has(KEY)
+    assert store.look(KEY)[0] is not None
     assert store.read_plan("study") == {"cells": []}
-    assert store.read_plan("other") is None
+    with pytest.raises(LimpetError, match="holds no run of other: run the study first"):
+        store.read_plan("other")
 
 
 def test_what_dead_runners_left_is_swept_and_the_living_are_left_alone(store, tmp_path):
@@ -115,7 +116,7 @@ try:
     store.write("cd" * 20, {"tokens": torch.zeros(10_000, dtype=torch.int32)}, {})
 except LimpetError as error:
     print(error)
-print(store.has("ab" * 20), store.has("cd" * 20))
+print(store.look("ab" * 20)[0] is not None, store.look("cd" * 20)[0] is not None)
 """
 
 
@@ -140,4 +141,5 @@ def test_plans_are_plain_json(store, tmp_path):
     store.write_plan("study", {"b": 1, "a": "é"})
     assert json.loads((tmp_path / "plans/study.json").read_text()) == {"a": "é", "b": 1}
     (tmp_path / "plans/study.json").write_text("{")
-    assert store.read_plan("study") is None
+    with pytest.raises(LimpetError, match="holds no run of study: run the study first"):
+        store.read_plan("study")

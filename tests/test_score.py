@@ -93,7 +93,7 @@ def test_rows_are_the_librarys_own_numbers(capsys, tmp_path, judge, folder):
     assert file["judge"]["longer_than_context"] == sum(len(row["tokens"]) > 7 for row in rows)
     ids = [row["tokens"] for row in rows]
     by_shard = [ids[i : i + 4] for i in (0, 4, 8)]
-    nll = gen_nll(judge, ids).by_shard([row["seed"] for row in rows])
+    nll = [gen_nll(judge, part).pooled for part in by_shard]
     expected = {
         "gen-nll": nll,
         "gen-ppl": np.exp(nll),
@@ -112,6 +112,14 @@ def test_rows_are_the_librarys_own_numbers(capsys, tmp_path, judge, folder):
             assert got[name]["bootstrap"]["low"] <= got[name]["mean"] <= got[name]["bootstrap"]["high"]
     assert CONVENTIONS["ids"].rule in got["gen-nll"]["convention"]
     assert got["dropped"]["mean"] == got["ends"]["mean"] == 0
+
+
+def test_ends_are_counted_in_each_sample(capsys, tmp_path, judge, folder):
+    rows = [{**row, "tokens": [*row["tokens"], *[judge.eos] * row["sample"]]} for row in sampled(judge)]
+    (file,) = score(capsys, write(tmp_path / "a.jsonl", rows), judge=str(folder))["files"]
+    ends = rows_of(file)["ends"]
+    assert ends["values"] == [1.5] * 3  # 0, 1, 2 and 3 in each shard
+    assert f"id {judge.eos}" in ends["convention"]
 
 
 def test_the_convention_follows_the_ids(capsys, tmp_path, judge, folder):
@@ -217,13 +225,12 @@ def test_prefixes_stand_apart(capsys, tmp_path, judge, folder):
     got = rows_of(file)
     rest = [row["tokens"][row["prefix"] :] for row in rows]
     before = [row["tokens"][: row["prefix"]] for row in rows]
-    shards = [row["seed"] for row in rows]
-    nll = gen_nll(judge, rest, "ids", before).by_shard(shards)
+    nll = [gen_nll(judge, rest[part], "ids", before[part]).pooled for part in (slice(6), slice(6, 12))]
     np.testing.assert_allclose(got["gen-nll"]["values"], nll, atol=1e-5)
-    np.testing.assert_allclose(got["entropy"]["values"], stats.by_shard(metrics.entropy(rest), shards))
+    np.testing.assert_allclose(got["entropy"]["values"], metrics.entropy(rest).reshape(2, 6).mean(1))
     groups = [f"{row['seed']} {row['prefix']}" for row in rows]
     bleu = metrics.self_bleu(rest, "method-1", groups)
-    np.testing.assert_allclose(got["self-bleu-prefix"]["values"], stats.by_shard(bleu, shards))
+    np.testing.assert_allclose(got["self-bleu-prefix"]["values"], bleu.reshape(2, 6).mean(1))
     as_text = [{"text": row["text"], "seed": row["seed"], "prefix": given[i % 6 % 2]} for i, row in enumerate(rows)]
     other = rows_of(score(capsys, write(tmp_path / "text.jsonl", as_text), judge=str(folder))["files"][0])
     np.testing.assert_allclose(other["gen-nll"]["values"], nll, atol=1e-5)
@@ -284,7 +291,8 @@ def test_words_on_the_terminal(capsys, tmp_path, folder, judge):
     assert f"{paths[1]} - {paths[0]}, paired" in printed
     assert "overlapping windows" in printed
     assert printed.count("self-bleu ") == 3
-    nll = gen_nll(judge, [row["tokens"] for row in sampled(judge, 0)]).by_shard([row["seed"] for row in sampled(judge)])
+    ids = [row["tokens"] for row in sampled(judge, 0)]
+    nll = np.array([gen_nll(judge, ids[i : i + 4]).pooled for i in (0, 4, 8)])
     assert f"{nll.mean():.4f} ± {nll.std(ddof=1) / math.sqrt(3):.4f}" in printed
 
 

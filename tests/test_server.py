@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 
 import limpet
 from limpet import CRS, Native, samplers
+from limpet.commands import Where
 from limpet.commands import arms as serve_arms
-from limpet.commands import precision_on
 from limpet.commands.serve import on_offer
 from limpet.denoisers import Denoiser, files
 from limpet.denoisers.exact import Mixture, Source
@@ -28,8 +29,11 @@ from limpet.denoisers.sources import Letters, source
 from limpet.errors import LimpetError
 from limpet.judges import has_builtin
 from limpet.view.queue import Limits
-from limpet.view.server import application, listen, serving
+from limpet.view.server import application, listen
 from limpet.view.trajectory import VERSION, Header, Trajectory, record
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from pictures import serving
 
 EVENTS = {"Accept": "text/event-stream"}
 STATM = Path("/proc/self/statm")
@@ -669,7 +673,7 @@ def test_memory_stays_flat_over_200_requests_to_mini():
         pytest.skip("mini is not built in here")
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)  # alone on the machine, and in the precision that limpet serve takes
-    model = limpet.load("mini", device="cpu", precision=precision_on("cpu", "auto"))
+    model = limpet.load("mini", device="cpu", precision=Where("cpu").resolved)
     app = application({"mini": model}, limpet.load_judge("mini-judge"), Limits())
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         ask = {"arms": {"native": {"sampler": "native", "nfe": 16}, "CRS": {"sampler": "crs", "nfe": 16}}}

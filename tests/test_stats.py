@@ -138,14 +138,6 @@ def test_the_papers_interactions_follow_from_its_contrasts():
     assert round(stats.difference_of_differences([0.2091], zero, [0.0198], zero).mean, 4) == 0.1893
 
 
-def test_samples_are_pooled_within_shards():
-    values, shards = [1.0, 3.0, math.nan, 5.0, math.nan], [20, 20, 10, 10, 30]
-    means = stats.by_shard(values, shards)
-    assert means[:2].tolist() == [5.0, 2.0]
-    assert math.isnan(means[2])
-    assert stats.by_shard([1.0, 3.0], ["a", "a"], [3, 1]).tolist() == [1.5]
-
-
 def test_bootstrap_covers_the_mean_as_often_as_it_says():
     """400 normal samples of 60: a 90% interval misses about 40 times; outside 20 to 64 has chance below 1e-3."""
     random = np.random.default_rng(3)
@@ -180,7 +172,6 @@ def test_bootstrap_draws_whole_rows_within_shards():
         (lambda: stats.mean_se([]), "one or more shards"),
         (lambda: stats.matched([[1, 2]], [[1, 2]], [1, 2], [1, 2]), "curve for each shard"),
         (lambda: stats.matched([[1]], [[1]], [1], [1]), "two or more nodes"),
-        (lambda: stats.by_shard([1.0], [1, 2]), "1 values, 1 weights and 2 shards"),
         (lambda: stats.bootstrap([]), "one sample or more"),
         (lambda: stats.bootstrap([1.0], level=1.5), "between 0 and 1"),
     ],
@@ -195,8 +186,6 @@ def test_infinities_are_values_like_others():
     """What cannot be is infinitely unlikely: so is its shard, without a warning, and never a number that is not."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = stats.by_shard([1, np.inf, 2, np.nan, np.inf], [0, 0, 1, 1, 1], [1, 2, 1, 1, 0])
-        assert found.tolist() == [np.inf, 2]
         assert stats.mean_se([1, np.inf]).mean == np.inf
         assert stats.mean_se([1, np.inf]).to_dict() == {"mean": None, "se": None, "shards": [1, None]}
         assert np.isnan(stats.paired([np.inf, 1], [np.inf, 1]).mean)

@@ -17,9 +17,9 @@ from limpet.engine.path import open_path
 from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
 from limpet.lab import Judging, Probe, Results, Shelf, Store, collect, files, render, report, run, units
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.samplers import CRS, Native
-from limpet.studies import PRESETS, STUDIES, preset, published, sized, study
+from limpet.studies import PRESETS, STUDIES, WORDS, preset, published, study
 
 PAPER = preset("paper")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -226,7 +226,7 @@ def test_values_that_the_paper_prints():
     assert published.printed("entropy", "base/1.0/ancestral") == 5.58
     assert published.printed("entropy", "distilled/8/native") == 5.269
     assert published.printed("dist-4", "0.33/ever", "0.33/short") == 0.9359 - 0.9405
-    assert published.nll_difference("28.27 ± 0.53", "41.79 ± 0.84") == pytest.approx(math.log(28.27 / 41.79))
+    assert published.printed("nll", "argmax", "native") == pytest.approx(math.log(28.27 / 41.79))
 
 
 def test_a_difference_is_the_printed_one_or_else_of_what_is_printed():
@@ -275,7 +275,9 @@ def test_every_study_runs_and_reports(smoke, tmp_path):
     for name in STUDIES:
         results = collect(study(name, preset("smoke")), store)
         page = results.study.show(results)
-        assert page.claims
+        said = {key: claim["text"].format(size=preset("smoke")) for key, claim in WORDS[name]["claims"].items()}
+        said.pop("second-judge", None)  # there is one judge here
+        assert [claim.text for claim in page.claims] == list(said.values())
         assert page.tables or page.figures
         document = json.loads(json.dumps(report.to_dict(results, page), allow_nan=False))
         assert {claim["verdict"] for claim in document["claims"]} <= {"supported", "not supported", "inconclusive"}
@@ -364,7 +366,7 @@ def test_prompts_are_long_enough_for_the_built_in_model():
 
 
 def test_sizes_can_be_changed():
-    size = sized("mini", n=2, prompts="mine.txt")
+    size = preset("mini", n=2, prompts="mine.txt")
     assert (size.n, size.prompted_n, size.prompts.texts) == (2, 10, "mine.txt")
     with pytest.raises(LimpetError, match="no preset"):
         preset("huge")

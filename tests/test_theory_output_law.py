@@ -16,11 +16,10 @@ from torch import Tensor
 
 from limpet import CRS, LimpetError, Native, sample
 from limpet.denoisers import Denoiser
-from limpet.denoisers.exact import Markov, Mixture, Source
+from limpet.denoisers.exact import Markov, Mixture, Source, codebook
 from limpet.engine import process
-from limpet.theory.laws import encode, marginals, product, sequences, total_variation, truth
+from limpet.theory.laws import encode, marginals, product, random_laws, sequences, tiny, total_variation, truth
 from limpet.theory.output_law import output_law
-from limpet.theory.sources import random_laws, slipping, tiny
 
 EPS, FLOOR = 1e-5, 1e-3
 
@@ -192,7 +191,7 @@ def test_the_law_is_that_of_the_algorithm_as_written(sampler: Native, kind: str,
 def test_the_transcription_tells_samplers_apart() -> None:
     """Agreement means something: one knob away, the laws differ."""
     words, weights = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 0, 1]]), torch.tensor([0.4, 0.35, 0.25])
-    source, sampler = slipping(words, 2, 0.3, weights), CRS(nfe=5, warmup=0.5, budget=1.0, spacing=0)
+    source, sampler = codebook(words, 2, weights, slip=0.3), CRS(nfe=5, warmup=0.5, budget=1.0, spacing=0)
     found = output_law(source, sampler).tolist()
     changes = [
         {"horizon": 1}, {"count": 0}, {"budget": 0.3}, {"values": "second"}, {"endpoint": "ancestral"},

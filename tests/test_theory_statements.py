@@ -22,10 +22,9 @@ from limpet.theory import separated_modes as separated
 from limpet.theory import shared_modes as shared
 from limpet.theory import support_restriction as support
 from limpet.theory import temperature as temp
-from limpet.theory.laws import product, truth
+from limpet.theory.laws import RANDOM, chain, large, product, random_laws, random_words, tiny, truth
 from limpet.theory.output_law import output_law
 from limpet.theory.sides import measured, worst
-from limpet.theory.sources import RANDOM, chain, large, random_laws, random_words, tiny
 
 BATCH = 50  # sources in each example: 40 examples are 2,000 sources for each statement
 many = settings(deadline=None, max_examples=40)
@@ -128,7 +127,7 @@ def test_selection_risk_falls_with_noise(seed: int, shape: tuple[int, int], zero
 def test_selection_risk_is_equal_for_independent_tokens() -> None:
     joint = product(random_laws(RANDOM, 3, 3, seed=1))
     signals = [1.0, 0.6, 0.3, 0.0]
-    risks = torch.stack([risk.risks_at(joint, 3, signal) for signal in signals])
+    risks = torch.stack([risk.risks(joint, 3, signal) for signal in signals])
     torch.testing.assert_close(risks, risks[:1].expand_as(risks), rtol=0, atol=1e-12)
     assert risk.check("", joint, 3, signals).verdict == "equal"
 
@@ -139,15 +138,15 @@ def test_selection_risk_can_fail() -> None:
     # Noise that leaves one position for another is not further corruption, though there is more of it in all.
     before, after = torch.tensor([1.0, 0.1, 1.0]), torch.tensor([1.0, 0.9, 0.0])
     assert risk.check("", joint, 3, [before, after]).verdict == "VIOLATED"
-    simulated = risk.simulated_risk(joint, 3, 0, 0.6, 0.3)
-    assert worst("", "", simulated, "=", risk.risk(joint, 3, 0, 0.35)).verdict == "VIOLATED"
+    simulated = risk.simulated_risks(joint, 3, 0.6, 0.3)[0]
+    assert worst("", "", simulated, "=", risk.risks(joint, 3, 0.35)[0]).verdict == "VIOLATED"
 
 
 def test_selection_risk_by_hand() -> None:
     """Two equal bits, 00 or 11: the other bit is right with probability signal + noise / 2."""
     joint = torch.tensor([[0.5, 0.0, 0.0, 0.5]], dtype=torch.float64)
     for signal in (1.0, 0.7, 0.0):
-        assert float(risk.risk(joint, 2, 0, signal)) == pytest.approx((1 - signal) / 2, abs=1e-12)
+        assert float(risk.risks(joint, 2, signal)[0]) == pytest.approx((1 - signal) / 2, abs=1e-12)
 
 
 @pytest.mark.parametrize("source", tiny() + large(), ids=lambda source: f"{source.name}-{source.length}")

@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from limpet.commands import train as command
-from limpet.denoisers import catalog
+from limpet.denoisers import catalog, duo, tensors
 from limpet.errors import LimpetError
 from limpet.judges import load_judge
 from limpet.training import data, evaluate, recipe, train
@@ -52,19 +52,12 @@ def plan(kind: str = "duo", **changes: Any) -> recipe.Recipe:
         "validate_rows": 16,
         "save_every": 5,
     }
-    given: dict[str, Any] = {
-        "name": "tiny",
-        "kind": kind,
-        "folder": "unused",
-        "seed": 4,
-        "data": {"files": [], "folder": "unused", "vocab_size": 280, "length": 32},
-        "run": {**run, **changes},
-    }
+    text, given = recipe.Data([], "unused", vocab_size=280, length=32), recipe.Run(**{**run, **changes})
     if kind == "distil":
-        given["distil"] = {"teacher": "replaced", "deltas": [0.01, 0.02, 0.04]}
-    else:
-        given["sizes"] = {"width": 32, "blocks": 2, "heads": 2, "hidden": 64, "cond": 16, "dropout": 0.1}
-    return recipe.from_dict(given)
+        taught = recipe.Distil("replaced", [0.01, 0.02, 0.04])
+        return recipe.Recipe("tiny", "unused", "distil", text, given, seed=4, distil=taught)
+    sizes = recipe.Sizes(width=32, blocks=2, heads=2, hidden=64, cond=16, dropout=0.1)
+    return recipe.Recipe("tiny", "unused", "causal" if kind == "causal" else "duo", text, given, seed=4, sizes=sizes)
 
 
 def parameters(network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -95,7 +88,7 @@ def test_a_judge_learns_and_loads(text: data.Text, tmp_path: Path) -> None:
     assert said[-1].validation < math.log(280) - 0.5
     judge = load_judge(str(tmp_path / "judge"), device="cpu")
     rows = text.splits["validation"].rows(torch.arange(4), 32)
-    nats = evaluate.causal_row_nats(judge.network)(rows, torch.Generator())  # type: ignore[attr-defined]
+    nats = evaluate.token_nats(judge.network, rows).double().sum(-1)  # type: ignore[attr-defined]
     assert [float(row.sum()) for row in judge.nll(rows.tolist())] == pytest.approx(nats.tolist(), rel=1e-5)
 
 
@@ -140,14 +133,17 @@ def test_a_checkpoint_is_whole_and_its_own(text: data.Text, tmp_path: Path, monk
     before = file.read_bytes()
     trainer.step()
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
         Path(arguments[1]).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(train, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(tensors, "save_file", fail)
+    with pytest.raises(
+        LimpetError, match=r"checkpoint.safetensors could not be written \(disk full\): free some space"
+    ):
         trainer.save(file)
     assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
     with pytest.raises(LimpetError, match="another recipe"):
         train.Trainer(plan(rate=1e-3), text, CPU).load(file)
     file.write_bytes(before[:1000])
@@ -203,8 +199,8 @@ def test_distillation_moves_its_teacher_at_each_round(text: data.Text, teacher: 
     made = plan("distil")
     assert made.distil is not None
     trainer = train.Trainer(replace(made, distil=replace(made.distil, teacher=str(teacher))), text, CPU)
-    task = trainer.task
-    assert isinstance(task, train.DistilTask)
+    task = trainer.distillation
+    assert task is not None
     rounds = []
     for _ in range(12):
         student = parameters(trainer.network)
@@ -217,59 +213,79 @@ def test_distillation_moves_its_teacher_at_each_round(text: data.Text, teacher: 
     assert rounds == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_held_out_bits_are_nats_over_bytes() -> None:
+def test_held_out_bits_are_nats_over_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = data.Stream(torch.arange(1, 61), bytes=240, end=0)
-    found = evaluate.held_out(lambda rows, noise: rows.double().sum(-1), stream, 12, 12)
+    network = duo.Network(duo.Shape(61, 12, 4, 1, 1, 4, 4))
+    monkeypatch.setattr(evaluate, "token_nats", lambda network, rows, *noisy: rows)
+    found = evaluate.held_out(network, stream)
     assert found.rows == 6
     assert found.nats == pytest.approx(sum(range(1, 61)) / 6 / 12)
     assert found.bits_per_byte == pytest.approx(sum(range(1, 61)) / math.log(2) / 240)
-    noisy = evaluate.held_out(
-        lambda rows, noise: torch.rand(len(rows), generator=noise, dtype=torch.float64), stream, 12, 1, draws=400
-    )
+    monkeypatch.setattr(evaluate, "shown", lambda network, rows, noise: (torch.rand(len(rows), 1, generator=noise),))
+    noisy = evaluate.held_out(network, stream, draws=400)
     assert noisy.error == pytest.approx((1 / 12) ** 0.5 / (6 * 400) ** 0.5, rel=0.2)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"colour": 1}, "does not know 'colour'"),
+        ({"colour": 1}, "line 7: the file has no field 'colour'"),
         (
             {"run": {"batch": 8, "rate": 1.0, "warmup": 1, "stepz": 3}},
-            r"\[run\] of the recipe does not know 'stepz'; did you mean steps",
+            "line 5: run has no field 'stepz'; did you mean steps",
         ),
-        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1}}, "give exactly one"),
+        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1}}, "steps is 0 and seconds is 0.0: give exactly one"),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "seconds": 2.0}}, "give exactly one"),
-        ({"run": {"batch": 0, "rate": 1.0, "warmup": 1, "steps": 3}}, "batch = 0"),
-        ({"run": {"batch": "8", "rate": 1.0, "warmup": 1, "steps": 3}}, "takes a whole number from 1"),
+        ({"run": {"batch": 0, "rate": 1.0, "warmup": 1, "steps": 3}}, "batch is 0; it takes a whole number from 1"),
+        ({"run": {"batch": "8", "rate": 1.0, "warmup": 1, "steps": 3}}, "batch is '8'; it takes a whole number"),
+        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "decay": 0}}, "a number above 0 to 1"),
+        ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "betas": [0.9]}}, "takes two numbers"),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "precision": "half"}}, "one of float32, bfloat16"),
-        ({"run": {"rate": 1.0, "warmup": 1, "steps": 3}}, "lacks 'batch'"),
-        ({"run": 3}, r"it takes a table, \[run\]"),
-        ({"kind": "distil"}, r"it takes \[distil\] alone"),
-        ({"distil": {"teacher": "x", "deltas": [0.1]}}, r"it takes \[sizes\] alone"),
+        ({"run": {"rate": 1.0, "warmup": 1, "steps": 3}}, "it takes rate and warmup and batch"),
+        ({"run": 3}, "run has 3; it takes rate and warmup and batch"),
+        ({"kind": "distil"}, r"\[distil\] alone"),
+        ({"distil": {"teacher": "x", "deltas": [0.1]}}, r"\[sizes\] alone"),
+        ({"distil": {"teacher": "x", "deltas": [1.5]}}, "takes one or more in"),
         ({"sizes": {"width": 30, "blocks": 1, "heads": 4, "hidden": 8}}, "heads of even width"),
         ({"data": {"files": "a.txt", "folder": "b"}}, "takes a list, each a text"),
     ],
 )
-def test_a_wrong_recipe_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_recipe_is_one_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     good: dict[str, Any] = {
         "name": "a",
         "kind": "duo",
         "folder": "b",
         "data": {"files": [], "folder": "c"},
-        "sizes": {"width": 32, "blocks": 1, "heads": 2, "hidden": 8},
         "run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3},
+        "sizes": {"width": 32, "blocks": 1, "heads": 2, "hidden": 8},
     }
-    recipe.from_dict(good)
+    file = tmp_path / "recipe.toml"
+    written(file, good)
+    recipe.read(file)
+    written(file, {**good, **change})
     with pytest.raises(LimpetError, match=sentence) as caught:
-        recipe.from_dict({**good, **change})
+        recipe.read(file)
+    assert str(caught.value).startswith(f"{file}, line ")
     assert "\n" not in str(caught.value)
+
+
+def written(file: Path, fields: dict[str, Any]) -> None:
+    """A TOML file, a line for each field: what JSON and TOML write alike, and a table in braces."""
+
+    def inline(value: Any) -> str:
+        if not isinstance(value, dict):
+            return json.dumps(value)
+        return "{" + ", ".join(f"{name} = {inline(one)}" for name, one in value.items()) + "}"
+
+    file.write_text("".join(f"{name} = {inline(value)}\n" for name, value in fields.items()))
 
 
 def test_a_recipe_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
-    for file in ("bad.toml", "absent.toml"):
-        with pytest.raises(LimpetError, match="is not a TOML file that can be read"):
-            recipe.read(tmp_path / file)
+    with pytest.raises(LimpetError, match=r"bad\.toml is not TOML"):
+        recipe.read(tmp_path / "bad.toml")
+    with pytest.raises(LimpetError, match=r"absent\.toml cannot be read .*: name a recipe"):
+        recipe.read(tmp_path / "absent.toml")
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])
@@ -284,7 +300,7 @@ def test_the_built_in_models_came_from_their_recipes(name: str) -> None:
 
 def test_the_causal_network_sees_the_past_alone(text: data.Text) -> None:
     """Logits at i do not move with tokens after i."""
-    made = train.task_of(plan("causal"), CPU).network().eval()
+    made = train.network_of(plan("causal")).eval()
     rows = text.splits["train"].rows(torch.arange(1), 32)
     changed = rows.clone()
     changed[:, 20:] = (changed[:, 20:] + 1) % 280

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import limpet
 from limpet import scoring, stats
@@ -32,7 +32,7 @@ from limpet.errors import LimpetError
 from limpet.judges import load_judge
 from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, run
 from limpet.lab.page import Entry, Page, Table, number
-from limpet.lab.places.local import local
+from limpet.lab.places import local
 from limpet.lab.places.processes import processes
 from limpet.lab.render import markdown
 from limpet.lab.shelf import provenance
@@ -105,7 +105,7 @@ def findings(results: Results) -> Iterator[tuple[str, bool]]:
         above.mean > 2 * above.se,
     )
     few, base8 = name("mini-distilled", "native", 8), name("mini", "native", 8)
-    found, drop = ratio(few, base8), results.contrast(base8, few, "entropy")
+    found, drop = ratio(few, base8), results.contrast(base8, few, measure="entropy")
     yield (
         f"At 8 calls, native, mini-distilled has {number(found, 3)} of mini's GenPPL at an entropy "
         f"{number(drop, 3)} lower (wanted: at most 0.75, and at most 0.2 lower).",
@@ -131,15 +131,12 @@ def kept(folder: Path, about: Kept, measure: Callable[[], Kept]) -> Kept:
     return dict(json.loads(file.read_text())["found"])
 
 
-def likelihood(network: nn.Module, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
+def likelihood(network: evaluate.Network, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
     """Nats per token on a split: the bound of a Duo network, or the NLL of a causal one."""
-    shape: Any = network.shape
     device = next(network.parameters()).device
-    duo = isinstance(network, Network)
-    nats = evaluate.duo_row_nats(network, shape.vocab_size) if duo else evaluate.causal_row_nats(network)
-    size, batch = shape.length if duo else shape.length - 1, 256 if device.type == "cuda" else 32
-    found = evaluate.held_out(nats, stream.to(device), shape.length, size, rows, draws if duo else 1, batch)
-    return {**asdict(found), "perplexity": found.perplexity}
+    batch = 256 if device.type == "cuda" else 32
+    found = evaluate.held_out(network, stream.to(device), rows, draws if isinstance(network, Network) else 1, batch)
+    return {**asdict(found), "perplexity": math.exp(found.nats)}
 
 
 def held_out(folder: Path, text: Text, shelf: Shelf, rows: int | None, draws: int) -> dict[str, list[Kept]]:

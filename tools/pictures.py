@@ -10,18 +10,24 @@ import io
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
 
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError, extra
 from limpet.judges import load_judge
 from limpet.samplers import CRS, Native, Sampler
 from limpet.view import page
-from limpet.view.server import application, serving
+from limpet.view.server import LOOPBACK, SETTINGS, application, listen
 from limpet.view.trajectory import record
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -52,6 +58,20 @@ def browser() -> Iterator[Any]:
             yield opened
         finally:
             opened.close()
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """The application on a thread of its own, at a free port; gives its address."""
+    listener = listen(LOOPBACK[0], 0)
+    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def screenshot(tab: Any, address: str, file: Path, calls: int) -> None:

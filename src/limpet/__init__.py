@@ -13,24 +13,6 @@ from limpet.samples import Samples, sample
 
 __version__ = "0.2.0"
 __all__ = [
-    "CRS",
-    "Comparison",
-    "Denoiser",
-    "Info",
-    "LimpetError",
-    "Native",
-    "Path",
-    "Sampler",
-    "Samples",
-    "State",
-    "Transition",
-    "compare",
-    "generate",
-    "knob",
-    "load",
-    "load_judge",
-    "process",
-    "sample",
-    "selector",
-    "support",
-]
+    "CRS", "Comparison", "Denoiser", "Info", "LimpetError", "Native", "Path", "Sampler", "Samples", "State",
+    "Transition", "compare", "generate", "knob", "load", "load_judge", "process", "sample", "selector", "support",
+]  # fmt: skip

@@ -119,13 +119,9 @@ def model_rows(model: Denoiser, length: int | None = None) -> Iterator[Row]:
 
 def _says(model: Denoiser) -> Claims:
     check(model)
-    yield (
-        True,
-        (
-            f"{model.name}, digest {model.digest[:12]}, {model.vocab_size} tokens, length {model.length}, predicts "
-            f"{model.predicts}, {model.schedule.name}, {model.precision}"
-        ),
-    )
+    size = f"{model.vocab_size} tokens, length {model.length}"
+    how = f"predicts {model.predicts}, {model.schedule.name}, {model.precision}"
+    yield True, f"{model.name}, digest {model.digest[:12]}, {size}, {how}"
 
 
 def _shapes(model: Denoiser, tokens: Tensor) -> Claims:
@@ -344,10 +340,8 @@ def _states(subject: Subject) -> Claims:
         yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must be {subject.shape}"
         inside = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size
         yield inside, f"tokens that are none of the {size} after {call} calls"
-        yield (
-            [part.dtype for part in memory] == kinds,
-            f"another kind of memory after {call} calls than at the beginning",
-        )
+        alike = [part.dtype for part in memory] == kinds
+        yield alike, f"another kind of memory after {call} calls than at the beginning"
     yield True, f"tokens and {len(kinds)} of its own, {subject.shape} each"
 
 

@@ -7,23 +7,10 @@ from __future__ import annotations
 import importlib
 import sys
 
-COMMANDS = {
-    "sample": "limpet.commands.sample",
-    "compare": "limpet.commands.compare",
-    "doctor": "limpet.commands.doctor",
-    "check": "limpet.commands.check",
-    "info": "limpet.commands.info",
-    "samplers": "limpet.commands.samplers",
-    "score": "limpet.commands.score",
-    "study": "limpet.commands.study",
-    "theory": "limpet.commands.theory",
-    "train": "limpet.commands.train",
-    "watch": "limpet.commands.watch",
-    "view": "limpet.commands.view",
-    "serve": "limpet.commands.serve",
-    "audit": "limpet.commands.audit",
-    "bench": "limpet.commands.bench",
-}
+COMMANDS = (
+    "sample", "compare", "doctor", "check", "info", "samplers", "score", "study", "theory", "train", "watch", "view",
+    "serve", "audit", "bench",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,9 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     from limpet.errors import LimpetError
 
     arguments = sys.argv[1:] if arguments is None else arguments
-    names = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
+    names = [arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS
     try:
-        functions = {name: importlib.import_module(COMMANDS[name]).run for name in names}
+        functions = {name: importlib.import_module(f"limpet.commands.{name}").run for name in names}
         code = tyro.extras.subcommand_cli_from_dict(
             functions, prog="limpet", description="Sample uniform-state discrete diffusion models.", args=arguments
         )

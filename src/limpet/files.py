@@ -1,17 +1,22 @@
-"""Files that appear whole or not at all, and texts in UTF-8, with a sentence where one cannot be written or read."""
+"""Files that appear whole or not at all, texts in UTF-8, and TOML as dataclasses, with a sentence for what is wrong."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tomllib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, unknown
 
 Name = str | os.PathLike[str]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -45,3 +50,108 @@ def read_text(path: Name, what: str) -> str:
         return (sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LimpetError(f"{path} cannot be read ({error}): {what}") from error
+
+
+# TOML as dataclasses
+
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+
+
+class Toml:
+    """A TOML file to be read into dataclasses: what it holds, and the line of each of its fields.
+
+    `Toml(path, "name a recipe").build(Recipe)` is the whole file as a Recipe. A mistake is one sentence that begins
+    with the line it stands in; so is whatever a dataclass says in its own `__post_init__`."""
+
+    def __init__(self, path: Name, what: str) -> None:
+        self.path, self.text = Path(path), read_text(path, what)
+        try:
+            self.content = tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as error:
+            raise LimpetError(f"{path} is not TOML: {error}") from error
+
+    @contextmanager
+    def at(self, *field: Any) -> Iterator[None]:
+        """Errors inside are of this field: say where it stands."""
+        try:
+            yield
+        except LimpetError as error:
+            lines = _lines(self.text)
+            line = next(lines[field[:n]] for n in range(len(field), -1, -1) if field[:n] in lines)
+            raise LimpetError(f"{self.path}, line {line}: {error}") from error
+
+    def hold(self, known: Iterable[str], what: str, name: str, *where: Any) -> None:
+        """Raise where a name is none of those known."""
+        with self.at(*where):
+            if name not in known:
+                raise unknown(what, name, known)
+
+    def build(self, kind: type[T], value: Any = None, *where: Any) -> T:
+        """A table, the whole file unless told, as a dataclass; a text is one whose first field alone is given."""
+        value, hints = self.content if value is None else value, get_type_hints(kind)
+        needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]  # type: ignore[arg-type]
+        table, name = {needed[0]: value} if isinstance(value, str) else value, where[0] if where else "the file"
+        with self.at(*where):
+            if not isinstance(table, dict) or not set(needed) <= set(table):
+                raise LimpetError(f"{name} has {value!r}; it takes {' and '.join(needed)}, of {', '.join(hints)}")
+        for field in table:
+            self.hold(hints, f"{name} has no field", field, *where, field)
+        values = {field: self._value(hints[field], one, *where, field) for field, one in table.items()}
+        with self.at(*where):
+            return kind(**values)
+
+    def _value(self, kind: Any, value: Any, *where: Any) -> Any:
+        """A value as its type has it: a list as a tuple, say."""
+        kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind  # or None: then it is left out
+        plain, items = get_origin(kind) or kind, get_args(kind)
+        if isinstance(kind, type) and is_dataclass(kind):
+            return self.build(kind, value, *where)
+        if not _fits(kind, value):
+            with self.at(*where):
+                raise LimpetError(f"{where[-1]} is {value!r}; it takes {_takes(kind)}")
+        if plain in (list, tuple):
+            return plain(self._value(items[0], one, *where, i) for i, one in enumerate(value))
+        if plain is dict:
+            return {name: self._value(items[1], one, *where, name) for name, one in value.items()}
+        return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type, as far as it is no dataclass's."""
+    plain, items = get_origin(kind) or kind, get_args(kind)
+    if plain in (list, tuple):
+        return isinstance(value, list) and all(_fits(items[0], one) for one in value)
+    if plain is Literal:
+        return value in items
+    return plain not in WORDS or type(value) is plain or (plain is float and type(value) is int)
+
+
+def _takes(kind: Any) -> str:
+    plain, items = get_origin(kind) or kind, get_args(kind)
+    if plain in (list, tuple):
+        return f"a list, each {_takes(items[0])}"
+    return f"one of {', '.join(items)}" if plain is Literal else WORDS.get(plain, "a table")
+
+
+def _lines(text: str) -> dict[tuple[Any, ...], int]:
+    """Where each table and field begins. tomllib does not tell, so ever more lines are read: what is new whenever they
+    make a whole began after those that made one before."""
+    found: dict[tuple[Any, ...], int] = {(): 1}
+    lines, start = text.split("\n"), 1
+    for end in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("\n".join([*lines[:end], ""]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in _paths(document):
+            found.setdefault(path, start)
+        start = end + 1
+    return found
+
+
+def _paths(node: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The way to every table, list and value."""
+    yield path
+    within = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in within:
+        yield from _paths(child, *path, name)

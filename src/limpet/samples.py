@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from limpet.samplers import CRS, Sampler
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
 SEEDS = 2**64  # how many there are
+Watcher = Callable[
+    [State, Info, int, int], None
+]  # told after every call of every batch, with how many are done, of all
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,12 @@ class Samples:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dict a sample, with everything that decides it: what `limpet sample` writes as JSON lines."""
         texts = self.texts if self._decode else [None] * len(self.tokens)
-        for i, (ids, text, selected) in enumerate(
-            zip(self.tokens.tolist(), texts, self.selected.tolist(), strict=True)
-        ):
+        for i, text in enumerate(texts):
             yield {
-                "text": text, "tokens": ids, "seed": self.seed, "sample": self.first + i, "model": self.model,
-                "digest": self.digest, "tokenizer": self.tokenizer, "nfe": self.nfe, "selected": selected,
-                "prefix": self.prefix, "sampler": self.sampler.to_dict(),
+                "text": text, "tokens": self.tokens[i].tolist(), "seed": self.seed, "sample": self.first + i,
+                "model": self.model, "digest": self.digest, "tokenizer": self.tokenizer, "nfe": self.nfe,
+                "selected": int(self.selected[i]), "prefix": self.prefix, "sampler": self.sampler.to_dict(),
             }  # fmt: skip
-
-
-class Watcher(Protocol):
-    """Told after every call of every batch."""
-
-    def __call__(self, state: State, info: Info, done: int, total: int) -> None: ...
 
 
 class Counted(Wrapped):
@@ -122,7 +117,8 @@ def sample(
                 f"the replayed samples have shape {tuple(part.shape)}, these {tuple(fixed.shape)}: "
                 "ask for as many samples of the same length"
             )
-    batch_size = batch_size or _batch_size(model, fixed.shape[1])
+    if batch_size is None:  # enough rows to keep the device busy, few enough to bound the features' memory
+        batch_size = max(1, (65536 if model.device.type == "cuda" else 8192) // fixed.shape[1])
     counted = Counted(model)
     ends: list[State] = []
     selected: list[Tensor] = []
@@ -178,7 +174,13 @@ def given_tokens(
             raise LimpetError(f"fixed has shape {tuple(fixed.shape)}; it takes ({length},) or ({n}, {length})")
         tokens[:] = fixed
     if prefix is not None:
-        ids = _prefix_ids(model, prefix)
+        if isinstance(prefix, str):
+            if model.tokenizer is None:
+                raise LimpetError(f"{model.name} has no tokenizer: give the prefix as token ids")
+            prefix = model.tokenizer.encode(prefix)
+        ids = torch.as_tensor(prefix, dtype=torch.long)
+        for token in ids[ids < 0].tolist():
+            _check_token(model, token)
         if ids.dim() not in (1, 2) or (ids.dim() == 2 and len(ids) != n):
             raise LimpetError(f"prefix has shape {tuple(ids.shape)}; it takes (P,) for all samples or ({n}, P)")
         if ids.shape[-1] > length:
@@ -197,23 +199,6 @@ def _check_token(model: Denoiser, token: int) -> None:
         raise LimpetError(f"token {token} is outside the vocabulary of {model.vocab_size} (0 to {last})")
 
 
-def _prefix_ids(model: Denoiser, prefix: Given) -> Tensor:
-    if isinstance(prefix, str):
-        if model.tokenizer is None:
-            raise LimpetError(f"{model.name} has no tokenizer: give the prefix as token ids")
-        return torch.tensor(model.tokenizer.encode(prefix), dtype=torch.long)
-    ids = torch.as_tensor(prefix, dtype=torch.long)
-    for token in ids[ids < 0].tolist():
-        _check_token(model, token)
-    return ids
-
-
-def _batch_size(model: Denoiser, length: int) -> int:
-    """Enough rows to keep the device busy, few enough to bound the features' memory."""
-    tokens = 65536 if model.device.type == "cuda" else 8192
-    return max(1, tokens // length)
-
-
 @contextmanager
 def _watcher(progress: bool | Watcher) -> Iterator[Watcher]:
     if callable(progress):
@@ -221,9 +206,7 @@ def _watcher(progress: bool | Watcher) -> Iterator[Watcher]:
     elif not progress:
         yield lambda state, info, done, total: None
     else:
-        bar = extra("rich.progress", "cli").Progress(
-            console=extra("rich.console", "cli").Console(stderr=True), transient=True
-        )
-        with bar:
+        console = extra("rich.console", "cli").Console(stderr=True)
+        with extra("rich.progress", "cli").Progress(console=console, transient=True) as bar:
             task = bar.add_task("sampling", total=None)
             yield lambda state, info, done, total: bar.update(task, completed=done, total=total)

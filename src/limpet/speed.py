@@ -6,8 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,9 +37,6 @@ class Cost:
     peak_gib: float | None  # allocated on the GPU, weights included; None on a CPU
     tokens_per_second: float  # generated
     head_rows: float  # rows of the head evaluated, as a fraction of calls x tokens
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Bare(Wrapped):
@@ -145,14 +141,8 @@ def measure(
 
     def cost(name: str, taken: list[float]) -> Cost:
         ratios = tuple(own / base for own, base in zip(taken, first, strict=True))
-        return Cost(
-            seconds=statistics.median(taken),
-            ratio=statistics.median(ratios),
-            ratios=ratios,
-            peak_gib=peaks[name],
-            tokens_per_second=tokens / statistics.median(taken),
-            head_rows=rows[name],
-        )
+        middle = statistics.median(taken)
+        return Cost(middle, statistics.median(ratios), ratios, peaks[name], tokens / middle, rows[name])
 
     return {name: None if name in too_large else cost(name, taken) for name, taken in seconds.items()}
 

@@ -94,22 +94,6 @@ def difference_of_differences(a: ArrayLike, b: ArrayLike, c: ArrayLike, d: Array
     return Estimate((a - b) - (c - d))
 
 
-def by_shard(values: ArrayLike, shards: Sequence[Any], weights: ArrayLike | None = None) -> Floats:
-    """The (weighted) mean of the samples' values within each shard, shards in sorted order.
-
-    Samples whose value is NaN (a text too short for the metric) are left out; a shard of none but those is NaN."""
-    value = np.asarray(values, dtype=np.float64)
-    weight = np.ones_like(value) if weights is None else np.asarray(weights, dtype=np.float64)
-    if not len(value) == len(weight) == len(shards):
-        raise LimpetError(f"{len(value)} values, {len(weight)} weights and {len(shards)} shards; give each sample one")
-    shard = np.unique(np.asarray(shards), return_inverse=True)[1]
-    held = ~np.isnan(value) & (weight > 0)  # so that nothing is 0 times infinity
-    weight = np.where(held, weight, 0)
-    total = np.bincount(shard, weights=weight * np.where(held, value, 0))
-    mass = np.bincount(shard, weights=weight)
-    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), np.nan)
-
-
 FOLD = "the curve folds there: more than one of its segments passes this value"
 
 
@@ -155,8 +139,6 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-    level: float
-    resamples: int
 
 
 def bootstrap(
@@ -185,4 +167,4 @@ def bootstrap(
     draws = np.array([statistic(array[pick]) for pick in picks])
     with np.errstate(invalid="ignore"):  # a draw may be infinite
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level, resamples)
+    return Interval(float(low), float(high))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
@@ -25,21 +27,31 @@ out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty()
 err = Console(stderr=True, highlight=False)  # progress and remarks
 
 DEFAULT_MODEL = "mini"
-Precision = Literal["auto", "float32", "bfloat16"]
+
+# Options of many commands, with their words
+MODEL = "built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or ./my.py:factory"
+Model = Annotated[str, tyro.conf.arg(help=MODEL)]
+Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ...; a GPU where there is one")]
+Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample; the model's own unless told")]
+Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
 
 
 @dataclass(frozen=True)
 class Where:
     """Where networks run, and in what: options of many commands."""
 
-    device: str | None = None
-    """cpu, cuda, ...; a GPU where there is one"""
-    precision: Precision = "auto"
+    device: Device = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """what the network runs in; auto is bfloat16 where the device has it"""
 
     @property
     def resolved(self) -> Literal["float32", "bfloat16"]:
-        return precision_on(self.device, self.precision)
+        """What "auto" means: bfloat16 where the device computes in it, float32 elsewhere."""
+        if self.precision != "auto":
+            return self.precision
+        gpu = torch.cuda.is_available() if self.device is None else self.device.startswith("cuda")
+        native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
+        return "bfloat16" if native else "float32"
 
     def load(self, model: str) -> Denoiser:
         return load(model, device=self.device, precision=self.resolved)
@@ -80,15 +92,7 @@ def _arm_help() -> str:
 
 
 ARM_HELP = _arm_help()
-
-
-def precision_on(device: str | None, precision: Precision) -> Literal["float32", "bfloat16"]:
-    """What "auto" means: bfloat16 where the device computes in it, float32 elsewhere."""
-    if precision != "auto":
-        return precision
-    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
-    return "bfloat16" if native else "float32"
+Arms = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=ARM_HELP)]
 
 
 def native_bfloat16() -> bool:
@@ -96,20 +100,19 @@ def native_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on standard output, nothing else."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+def show(as_json: bool, document: Any, shown: Iterable[Any]) -> None:
+    """What was found, on standard output: as one JSON document, or line by line and table by table."""
+    if as_json:
+        json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        for part in shown:
+            out.print(part, markup=False)
 
 
-def progress_bar() -> Progress:
-    """A bar on standard error: what, how far, details, time left; it goes away when done."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[detail]}"),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-    )
+@contextmanager
+def progress(what: str = "", total: float | None = None, **fields: Any) -> Iterator[Callable[..., None]]:
+    """A bar on standard error: what, how far, details, time left; it goes away when done. Gives rich's `update`."""
+    columns = "{task.description}", BarColumn(), "{task.completed}/{task.total}", "{task.fields[detail]}"
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+        yield partial(bar.update, bar.add_task(what, total=total, **{"detail": "", **fields}))

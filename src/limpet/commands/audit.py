@@ -12,13 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from limpet import studies
-from limpet.commands import err, out, print_json, progress_bar
+from limpet.commands import Device, Json, err, out, show
+from limpet.commands.study import documents, each, make, written
 from limpet.errors import LimpetError
 from limpet.judges import BUILTIN
-from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report, units
-from limpet.lab import run as run_study
-from limpet.lab.page import Page
-from limpet.lab.places.local import local
+from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report
+from limpet.lab.places import local
 
 Name = Literal["singleton", "endpoint", "selection", "temperature", "values", "hidden", "storage", "risk", "all"]
 Size = Literal["smoke", "mini", "paper"]
@@ -36,10 +35,10 @@ def run(
     nfe: int | None = None,
     judge: str | None = None,
     text: Path | None = None,
-    device: str | None = None,
+    device: Device = None,
     precision: Precision | None = None,
     store: str = "limpet-store",
-    json: bool = False,
+    json: Json = False,
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
 ) -> int:
     """Look inside trajectories: singleton, endpoint, selection, temperature, values, hidden, storage, risk, or all.
@@ -59,10 +58,8 @@ def run(
         judge: what scores texts, where an audit does: the preset's own, or mini-judge for models that are named; an
             exact source scores its own
         text: clean text for the audits of forward states (selection, risk); held-out pages unless given
-        device: cpu, cuda, ...; a GPU where there is one
         precision: what the networks run in; the preset's own unless told
         store: where finished shards live, as for `limpet study`: nothing is made twice
-        json: print one JSON document
         out_folder: where a report is written, in a folder of its own for each audit
     """
     if paths is not None and paths < 1:
@@ -71,31 +68,24 @@ def run(
         raise LimpetError(f"nfe is {nfe}; an audit needs at least 4 calls, to have steps on both sides of the warmup")
     if out_folder is not None:
         report.write_files({}, out_folder)  # what is wrong with it is said before any work
-    found: list[Results] = []
-    skipped = []
-    for one in get_args(Name)[:-1] if name == "all" else [name]:
-        try:
-            study, own = _study(one, preset, model, paths, nfe, judge, text)
-            results = _done(study, Store(store), Shelf(device, precision or own))
-        except LimpetError as error:
-            if name != "all":
-                raise
-            skipped.append(f"{one}: {error}")
-            continue
-        found.append(results)
-        if out_folder is not None:
-            err.print(str(report.write(results, out_folder / units.name(study))), markup=False)
+    kept, names = Store(store), get_args(Name)[:-1] if name == "all" else (name,)
+
+    def audit(one: str) -> Results:
+        study, own = _study(one, preset, model, paths, nfe, judge, text)
+        shelf = Shelf(device, precision or own)
+        for reason in make(study, kept, local(shelf=shelf), shelf).failed.values():
+            raise LimpetError(reason)
+        results = collect(study, kept)
         if not json:
-            _show(study, study.show(results))
-    for reason in skipped:
-        err.print(reason, style="yellow", markup=False)
-    if name == "all" and out_folder is not None:
-        sections = [report.section(results) for results in found]
-        err.print(str(report.write_index([*sections, *report.beside(out_folder, sections)], out_folder)), markup=False)
-    if json:
-        documents = [report.to_dict(results, results.study.show(results)) for results in found]
-        print_json(documents if name == "all" else documents[0])
-    return int(bool(skipped))
+            _show(results)
+        return results
+
+    found = each({one: one for one in names}, audit)
+    for page in written(found, out_folder, name == "all") if out_folder else ():
+        err.print(str(page), markup=False)
+    made = documents(found)
+    show(json, made if name == "all" else made[0], ())
+    return int(len(found) < len(names))
 
 
 def _study(
@@ -104,7 +94,7 @@ def _study(
 ) -> tuple[Study, Precision]:  # fmt: skip
     """An audit at a preset's size with what the caller asked for in its place, and the preset's own precision."""
     if name in studies.STUDIES:  # of the paper's tables: its presets have roles and judges
-        size = studies.sized(preset, paths)
+        size = studies.preset(preset, paths)
         if len(model) > 2:
             raise LimpetError(f"{name} takes a base model and a distilled one, and was given {len(model)}: name two")
         if model:
@@ -123,22 +113,10 @@ def _study(
     return studies.study(name, told), own.precision
 
 
-def _done(study: Study, store: Store, shelf: Shelf) -> Results:
-    """What a study finds, what the store does not hold yet made here."""
-    with progress_bar() as bar:
-        task = bar.add_task(study.name, total=None, detail="")
-        summary = run_study(
-            study, store, local(shelf=shelf), shelf,
-            tell=lambda progress: bar.update(task, completed=progress.done, total=progress.total),
-        )  # fmt: skip
-    for reason in summary.failed.values():
-        raise LimpetError(reason)
-    return collect(study, store)
-
-
-def _show(study: Study, page: Page) -> None:
+def _show(results: Results) -> None:
     """The report's tables in a terminal."""
-    for shown in page.tables:
+    study = results.study
+    for shown in study.show(results).tables:
         view = Table(title=f"{study.title} ({study.preset})", caption=f"{shown.caption} {READING}")
         for i, head in enumerate(shown.head):
             view.add_column(head, justify="left" if i < shown.names or head == "paper" else "right", no_wrap=True)

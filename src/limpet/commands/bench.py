@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.table import Table
 
 from limpet import speed
-from limpet.commands import DEFAULT_MODEL, HERE, Somewhere, err, out, print_json
+from limpet.commands import DEFAULT_MODEL, HERE, Json, Somewhere, err, show
 from limpet.denoisers.duo import Duo, Shape
 from limpet.denoisers.files import usable_device
 from limpet.engine.steps import backends
 from limpet.errors import LimpetError
+
+COLUMNS = (  # of the table: head, what is in it, how it is written
+    ("batch", "batch", "{}"), ("nfe", "nfe", "{}"), ("", "what", "{}"), ("seconds", "seconds", "{:.3f}"),
+    ("of bare", "ratio", "{:.3f}"), ("peak GiB", "peak_gib", "{:.2f}"), ("tokens/s", "tokens_per_second", "{:,.0f}"),
+    ("head rows", "head_rows", "{:.3f}"),
+)  # fmt: skip
 
 
 def run(
@@ -25,7 +32,7 @@ def run(
     threads: int | None = None,
     released: bool = False,
     arithmetic: bool = False,
-    json: bool = False,
+    json: Json = False,
 ) -> None:
     """Time whole generations, native, with top-p .9 and with CRS, in turns with as many bare forwards of the network.
 
@@ -43,7 +50,6 @@ def run(
         threads: of the processor; as many as there are unless told
         released: also time the released sampler's dense float64 step, where it fits in memory
         arithmetic: time only the step's arithmetic, with every backend, at the released vocabulary
-        json: print one JSON document
     """
     if runs < 1:
         raise LimpetError(f"runs is {runs}; time everything at least once")
@@ -64,27 +70,20 @@ def run(
             err.print(f"timing batch {batch}, {calls} calls, {runs} runs each ...", markup=False)
             costs = speed.side_by_side(denoiser, bare, calls, batch, runs, released)
             for name, cost in costs.items():
-                measured = cost.to_dict() if cost else {"out of memory": True}
+                measured = asdict(cost) if cost else {"out of memory": True}
                 rows.append({"batch": batch, "nfe": calls, "what": name} | measured)
     facts = {
         "model": denoiser.name, "device": str(place), "precision": denoiser.precision, "bare compiled": compile,
         "threads": torch.get_num_threads(), "torch": torch.__version__,
     }  # fmt: skip
-    if json:
-        return print_json(facts | {"rows": rows})
     table = Table(title=", ".join(f"{name} {value}" for name, value in facts.items()), title_justify="left")
-    for column in ("batch", "nfe", "", "seconds", "of bare", "peak GiB", "tokens/s", "head rows"):
-        table.add_column(column, justify="left" if not column else "right")
+    for head, _, _ in COLUMNS:
+        table.add_column(head, justify="right" if head else "left")
     for row in rows:
-        if "out of memory" in row:
-            table.add_row(str(row["batch"]), str(row["nfe"]), row["what"], "out of memory")
-            continue
-        peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
-        table.add_row(
-            str(row["batch"]), str(row["nfe"]), row["what"], f"{row['seconds']:.3f}", f"{row['ratio']:.3f}", peak,
-            f"{row['tokens_per_second']:,.0f}", f"{row['head_rows']:.3f}",
-        )  # fmt: skip
-    out.print(table)
+        shown = {"seconds": "out of memory"} if "out of memory" in row else {}
+        cells = (shown.get(key, "" if row.get(key) is None else form.format(row[key])) for _, key, form in COLUMNS)
+        table.add_row(*cells)
+    show(json, facts | {"rows": rows}, [table])
 
 
 def _arithmetic(device: str, json: bool) -> None:
@@ -92,9 +91,5 @@ def _arithmetic(device: str, json: bool) -> None:
     shape = (1, 128, Shape().vocab_size)
     taken = speed.arithmetic(backends(device), shape, steps=9, device=device)
     rows = [{"step": name, "seconds": s, "times as fast as dense": taken["dense"] / s} for name, s in taken.items()]
-    if json:
-        return print_json({"batch, length, vocabulary": shape, "device": device, "rows": rows})
-    for row in rows:
-        out.print(
-            f"{row['step']:<8} {row['seconds']:8.3f} s {row['times as fast as dense']:8.1f} x dense", markup=False
-        )
+    lines = (f"{row['step']:<8} {row['seconds']:8.3f} s {row['times as fast as dense']:8.1f} x dense" for row in rows)
+    show(json, {"batch, length, vocabulary": shape, "device": device, "rows": rows}, lines)

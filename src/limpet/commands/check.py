@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import tyro
 
 from limpet import samplers
 from limpet.check import NFE, Row, arm_rows, model_rows, verdict
-from limpet.commands import ARM_HELP, IN_FLOAT32, Somewhere, out, print_json
+from limpet.commands import IN_FLOAT32, Arms, Json, Length, Model, Somewhere, out, show
 
 
 def run(
-    model: tyro.conf.Positional[str] = "exact:words",
+    model: tyro.conf.Positional[Model] = "exact:words",
     /,
     *,
-    arm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=ARM_HELP)] = (),
+    arm: Arms = (),
     nfe: int = NFE,
-    length: int | None = None,
+    length: Length = None,
     where: Somewhere = IN_FLOAT32,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Hold a model, and samplers on it, to what every part of limpet relies on. Exit code 1 if a check fails.
+
+    Unless told how long, a model with a large vocabulary is checked on shorter sequences than its own.
 
     $ limpet check ./my.py:factory
     $ limpet check --arm ./mine.py:Mine
     $ limpet check mini --arm "crs budget=.25" --json
 
     Args:
-        model: built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or ./my.py:factory
         nfe: network calls of every arm that does not say otherwise
-        length: tokens in a sample; the model's own unless told, or fewer for a large vocabulary
-        json: print one JSON document
     """
     denoiser = where.load(model)
 
@@ -46,8 +43,6 @@ def run(
             found.append((subject, row))
             say(f"{'ok' if row.ok else 'FAILED':<7} {row.what}: {row.found}")
     said = verdict(denoiser, [row for _, row in found])
-    say(f"\n{said}")
-    if json:
-        checks = [{"arm": subject, **row._asdict()} for subject, row in found]
-        print_json({"model": denoiser.name, "digest": denoiser.digest, "checks": checks, "verdict": said})
+    checks = [{"arm": subject, **row._asdict()} for subject, row in found]
+    show(json, {"model": denoiser.name, "digest": denoiser.digest, "checks": checks, "verdict": said}, [f"\n{said}"])
     return 0 if all(row.ok for _, row in found) else 1

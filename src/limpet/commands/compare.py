@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import tyro
 from rich.table import Table
 from rich.text import Text
 
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, arms, err, out, print_json, progress_bar
+from limpet.commands import DEFAULT_MODEL, HERE, Arms, Json, Length, Model, Somewhere, arms, err, progress, show
 from limpet.compare import SHARDS, Comparison, baselines, compare
 from limpet.judges import BUILTIN, load_judge
+from limpet.lab.page import number
 from limpet.samples import Watcher
 from limpet.scoring import true_law
-from limpet.stats import Estimate, mean_se
+from limpet.stats import mean_se
 
 
 def run(
-    model: str = DEFAULT_MODEL,
-    arm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=ARM_HELP)] = (),
+    model: Model = DEFAULT_MODEL,
+    arm: Arms = (),
     nfe: int = 16,
     n: int = 4,
     shards: tuple[int, ...] = SHARDS,
-    length: int | None = None,
+    length: Length = None,
     prompt: str | None = None,
     judge: str | None = None,
     batch_size: int | None = None,
     where: Somewhere = HERE,
     texts: int = 1,
-    json: bool = False,
+    json: Json = False,
 ) -> None:
     """Compare samplers on the same randomness: unless told which, native, top-p .95 and .9, and CRS at equal calls.
 
@@ -38,40 +36,38 @@ def run(
     $ limpet compare --arm "crs nfe=8" --arm "crs nfe=64" --json > comparison.json
 
     Args:
-        model: built-in name, folder, file, owner/name on the hub, or exact:NAME (a source whose true law is known)
         nfe: network calls of every arm that does not say otherwise
         n: samples in each shard
         shards: one seed each; errors are over shards
-        length: tokens in a sample; the model's own unless told
         prompt: text that every sample begins with; it is not counted
         judge: what scores the texts; unless told, the true law of an exact source, and mini-judge elsewhere
         batch_size: samples computed at once
         texts: how many samples to show under each arm, side by side
-        json: print one JSON document
     """
     chosen = arms(arm, nfe) or baselines(nfe)
     denoiser = where.load(model)
     own = true_law(denoiser) if judge is None else None
     scorer = own or load_judge(judge or BUILTIN, where.device)
-    with progress_bar() as bar:
-        task = bar.add_task("", total=sum(arm.nfe for arm in chosen.values()) * len(shards) * n, detail="")
+    with progress(total=sum(arm.nfe for arm in chosen.values()) * len(shards) * n) as tell:
 
         def watch(arm: str) -> Watcher:
-            return lambda state, *_: bar.update(task, description=arm, advance=len(state.tokens))
+            return lambda state, *_: tell(description=arm, advance=len(state.tokens))
 
         result = compare(denoiser, chosen, n, shards, length, prompt, batch_size, scorer, watch)
-    if json:
-        print_json(result.to_dict())
-        return
-    out.print(table(result))
-    for name, convention in {"NLL": result.judge["rule"], **result.conventions}.items():
-        err.print(f"{name}: {convention}", style="dim", markup=False)
-    for i in range(min(texts, n) if denoiser.tokenizer else 0):
-        view = Table(title=f"sample {i} of seed {shards[0]}: the same randomness under each arm", show_lines=True)
-        for one in result.arms:
-            view.add_column(one.name, ratio=1)
-        view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.arms))
-        out.print(view)
+    if not json:
+        for name, convention in {"NLL": result.judge["rule"], **result.conventions}.items():
+            err.print(f"{name}: {convention}", style="dim", markup=False)
+    many = min(texts, n) if denoiser.tokenizer else 0
+    show(json, result.to_dict(), [table(result), *(side_by_side(result, i) for i in range(many))])
+
+
+def side_by_side(result: Comparison, i: int) -> Table:
+    """The i-th sample of the first shard under each arm."""
+    view = Table(title=f"sample {i} of seed {result.shards[0]}: the same randomness under each arm", show_lines=True)
+    for one in result.arms:
+        view.add_column(one.name, ratio=1)
+    view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.arms))
+    return view
 
 
 def table(result: Comparison) -> Table:
@@ -91,16 +87,11 @@ def table(result: Comparison) -> Table:
         view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
     for arm in result.arms:
         quality = mean_se(arm.nll) if exact else result.perplexity(arm)
-        gain = "" if arm is result.arms[0] else _with_error(result.gain(arm), 4)
-        measures = [_with_error(mean_se(values), 4) for values in arm.values.values()]
-        first = [arm.name, str(arm.nfe), _with_error(quality, 4 if exact else 2), gain]
+        gain = "" if arm is result.arms[0] else number(result.gain(arm), 4)
+        measures = [number(mean_se(values), 4) for values in arm.values.values()]
+        first = [arm.name, str(arm.nfe), number(quality, 4 if exact else 2), gain]
         view.add_row(*first, *measures, f"{arm.selected:.0f}")
     if (data := result.data) is not None:
-        nll, *measures = (_with_error(mean_se(values), 4) for values in (data.nll, *data.values.values()))
+        nll, *measures = (number(mean_se(values), 4) for values in (data.nll, *data.values.values()))
         view.add_row("the source", "", nll, "", *measures, "", style="dim")
     return view
-
-
-def _with_error(estimate: Estimate, digits: int) -> str:
-    mean = f"{estimate.mean:.{digits}f}"
-    return mean if len(estimate.values) < 2 else f"{mean} ± {estimate.se:.{digits}f}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from limpet.commands import native_bfloat16, out, print_json
+from limpet.commands import Json, native_bfloat16, show
 from limpet.denoisers.sources import source
 from limpet.engine.steps import Backend, backends, trial
 from limpet.engine.streams import philox
@@ -17,32 +17,25 @@ from limpet.samples import sample
 
 PACKAGES = ("limpet", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "transformers", "triton")
 LAWS = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2))
+PHILOX = "d16cfe09 94fdcceb 5001e420 24126ea1"  # the generator's published answer for the digits of pi
 LEVEL = 1e-6  # a sound backend fails one check in a million
 
 
-def run(json: bool = False) -> int:
+def run(json: Json = False) -> int:
     """Print versions and devices, and check the arithmetic that every result rests on. Exit code 1 if a check fails.
 
     $ limpet doctor
     $ limpet doctor --json
-
-    Args:
-        json: print one JSON document
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     checks = [generator_check(device) for device in devices] + [calls_check()]
     for device in devices:
         checks += [chi_square_check(name, backend, device) for name, backend in backends(device).items()]
     found, facts_of = versions(), [device_facts(device) for device in devices]
-    if json:
-        print_json({"versions": found, "devices": facts_of, "checks": checks})
-    else:
-        for name, value in found.items():
-            out.print(f"{name:<16} {value}", markup=False)
-        for facts in facts_of:
-            out.print(f"{facts['device']:<16} {facts['name']}, bfloat16 {facts['bfloat16']}", markup=False)
-        for check in checks:
-            out.print(f"{'ok' if check['ok'] else 'FAILED':<16} {check['check']}: {check['found']}", markup=False)
+    machine = [(facts["device"], f"{facts['name']}, bfloat16 {facts['bfloat16']}") for facts in facts_of]
+    checked = [("ok" if one["ok"] else "FAILED", f"{one['check']}: {one['found']}") for one in checks]
+    lines = (f"{head:<16} {words}" for head, words in [*found.items(), *machine, *checked])
+    show(json, {"versions": found, "devices": facts_of, "checks": checks}, lines)
     return 0 if all(check["ok"] for check in checks) else 1
 
 
@@ -65,15 +58,10 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 def generator_check(device: str) -> dict[str, Any]:
-    """The generator's published answer for the digits of pi."""
     a, b, c, d = torch.tensor([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], device=device)
     words = philox((a, b, c, d), (0xA4093822, 0x299F31D0))
     found = " ".join(f"{int(word):08x}" for word in words)
-    return {
-        "check": f"Philox 4x32-10 on {device}",
-        "found": found,
-        "ok": found == "d16cfe09 94fdcceb 5001e420 24126ea1",
-    }
+    return {"check": f"Philox 4x32-10 on {device}", "found": found, "ok": found == PHILOX}
 
 
 def calls_check() -> dict[str, Any]:

@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 import tyro
 
-from limpet.commands import IN_FLOAT32, Somewhere, out, print_json
+from limpet.commands import IN_FLOAT32, Json, Model, Somewhere, show
 from limpet.denoisers.catalog import load
 from limpet.engine.process import EPS
 
 
 def run(
-    model: tyro.conf.Positional[str],
+    model: tyro.conf.Positional[Model],
     /,
     *,
     weights: Literal["ema", "raw"] = "ema",
     revision: str | None = None,
     where: Somewhere = IN_FLOAT32,
-    json: bool = False,
+    json: Json = False,
 ) -> None:
     """Load a model and say what it is: where it came from, its digest, sizes, noise schedule and tokenizer.
 
@@ -27,10 +27,8 @@ def run(
     $ limpet info runs/duo.ckpt --weights raw
 
     Args:
-        model: built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or ./my.py:factory
         weights: of a training checkpoint, its running average or its own weights
         revision: a commit, branch or tag on the hub
-        json: print one JSON document
     """
     options = {} if weights == "ema" else {"weights": weights}  # not every family has two
     found = load(model, device=where.device, precision=where.resolved, revision=revision, **options)
@@ -48,12 +46,12 @@ def run(
         "special": getattr(found.tokenizer, "special", {}),
         "text": found.tokenizer is not None,
     }
-    if json:
-        print_json(about)
-        return
-    for key, value in about.items():
-        parts = [f"{name} {_number(part)}" for name, part in value.items()] if isinstance(value, dict) else [value]
-        out.print(f"{key:<11} {', '.join(map(_number, parts)) or 'none'}", markup=False)
+    show(json, about, (f"{key:<11} {_words(value)}" for key, value in about.items()))
+
+
+def _words(value: object) -> str:
+    parts = [f"{name} {_number(part)}" for name, part in value.items()] if isinstance(value, dict) else [value]
+    return ", ".join(map(_number, parts)) or "none"
 
 
 def _number(value: object) -> str:

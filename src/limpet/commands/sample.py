@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, arms, err, out, progress_bar
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, out, progress
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
 from limpet.files import write_whole
@@ -18,12 +18,12 @@ from limpet.view import trajectory
 
 
 def run(
-    model: str = DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     arm: Annotated[str, tyro.conf.arg(help=ARM_HELP)] = "crs",
     nfe: int = 64,
     prompt: str | None = None,
     n: int = 4,
-    length: int | None = None,
+    length: Length = None,
     seed: int = 8200,
     batch_size: int | None = None,
     where: Somewhere = HERE,
@@ -40,11 +40,9 @@ def run(
     $ limpet sample --n 1 --record crs.limpet
 
     Args:
-        model: built-in name, folder, .safetensors or .ckpt file, owner/name on the hub, or exact:NAME
         nfe: network calls for one sample, unless the arm says otherwise
         prompt: text that every sample begins with
         n: how many samples
-        length: tokens in a sample; the model's own unless told
         seed: the same seed gives the same samples, whatever the batch size
         batch_size: samples computed at once
         record: also write the path of the first sample here, for `limpet watch` and `limpet view`
@@ -58,14 +56,13 @@ def run(
             raise LimpetError(f"{file} cannot be written: the folder {file.absolute().parent} does not exist")
     tokens = (length or denoiser.length) * n
     begun = time.monotonic()
-    with progress_bar() as bar:
-        task = bar.add_task(f"{denoiser.name}, {name}", total=n * sampler.nfe, detail="")
+    with progress(f"{denoiser.name}, {name}", n * sampler.nfe) as tell:
 
         def watch(state: State, info: Info, done: int, total: int) -> None:
             rate = tokens * done / total / (time.monotonic() - begun)
             selected = info.marks.get("selected")
             count = "" if selected is None else f" · {selected.float().mean(0).sum():.0f} selected"
-            bar.update(task, completed=done, detail=f"call {info.call + 1}/{sampler.nfe}{count} · {rate:,.0f} tokens/s")
+            tell(completed=done, detail=f"call {info.call + 1}/{sampler.nfe}{count} · {rate:,.0f} tokens/s")
 
         samples = sample(denoiser, sampler, n, seed, length, prompt, batch_size=batch_size, progress=watch)
     lines = [jsonlib.dumps(row, ensure_ascii=False) for row in samples.rows()]

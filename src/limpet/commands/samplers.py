@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from limpet import registry, samplers
-from limpet.commands import err, out, print_json
+from limpet.commands import Json, err, show
 from limpet.errors import LimpetError
 from limpet.samplers import Sampler
 from limpet.samplers.sampler import BUILTIN, GROUP
 
 
-def run(name: tyro.conf.Positional[str | None] = None, /, *, json: bool = False) -> None:
+def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False) -> None:
     """Say what each sampler does and what each of its knobs takes.
 
     $ limpet samplers
@@ -25,7 +25,6 @@ def run(name: tyro.conf.Positional[str | None] = None, /, *, json: bool = False)
 
     Args:
         name: one sampler, built in, of another package, or ./file.py:Name; all that have a name unless told
-        json: print one JSON document
     """
     found: dict[str, type[Sampler]] = {}
     for known in [name] if name else {**BUILTIN, **registry.installed(GROUP)}:
@@ -36,16 +35,14 @@ def run(name: tyro.conf.Positional[str | None] = None, /, *, json: bool = False)
                 raise
             err.print(f"{error}", markup=False)  # a package that is broken does not hide the others
     about = [describe(known, kind) for known, kind in found.items()]
-    if json:
-        print_json(about)
-        return
-    for one in about:
-        table = Table(title=Text(f"{one['name']}: {one['words']}"), title_justify="left")
-        for head in ("knob", "as it comes", "takes", ""):
-            table.add_column(head)
-        for knob in one["knobs"]:
-            table.add_row(*(Text(str(knob[part])) for part in ("name", "default", "takes", "words")))
-        out.print(table)
+    show(json, about, map(table, about))
+
+
+def table(one: dict[str, Any]) -> Table:
+    made = Table("knob", "as it comes", "takes", "", title=Text(f"{one['name']}: {one['words']}"), title_justify="left")
+    for knob in one["knobs"]:
+        made.add_row(*(Text(str(knob[part])) for part in ("name", "default", "takes", "words")))
+    return made
 
 
 def describe(name: str, kind: type[Sampler]) -> dict[str, Any]:

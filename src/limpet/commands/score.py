@@ -6,7 +6,6 @@ import json as json_module
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,14 +15,14 @@ import tyro
 from numpy.typing import NDArray
 
 from limpet import scoring, stats
-from limpet.commands import IN_FLOAT32, Somewhere, out, print_json, progress_bar
+from limpet.commands import IN_FLOAT32, Json, Somewhere, progress, show
 from limpet.denoisers import tokenizer_digest
 from limpet.errors import LimpetError
 from limpet.files import read_text
 from limpet.judges import Judge, ScoreCache, Scores, gen_nll
 from limpet.judges.judge import Progress
 from limpet.judges.scores import boundary
-from limpet.metrics import METRICS, count, mauve
+from limpet.metrics import METRICS, mauve
 
 Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], float]
@@ -162,35 +161,32 @@ STATISTICS: dict[str, Statistic] = {  # of a shard's samples; else their mean
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One metric: a value for each shard (or k-means seed), and what a bootstrap draws from."""
+class Row(NamedTuple):
+    """One metric: what there is of each shard (or k-means seed), and the statistic that makes a value of it."""
 
     metric: str
     convention: str
-    values: Floats
-    samples: Floats | None = None  # (n, ...); None where no value belongs to one sample
+    parts: list[Floats]  # (n, ...) each, or () where no value belongs to one sample
     statistic: Statistic = stats.mean
+    sampled: bool = True  # one value a sample, so that a bootstrap can draw them
     over: str = "shards"
 
     def less(self, other: Row) -> Row:
         """What it is more than another file's, over paired shards and paired samples."""
-        pairs, values = None, stats.paired(self.values, other.values).values
-        if self.samples is not None and other.samples is not None:
-            pairs = np.stack([self.samples, other.samples], 1)
-        return replace(
-            self, values=values, samples=pairs,
-            statistic=lambda pair: self.statistic(pair[:, 0]) - self.statistic(pair[:, 1]),
-        )  # fmt: skip
+        pairs = [np.stack(pair, -1) for pair in zip(self.parts, other.parts, strict=True)]
+        return self._replace(
+            parts=pairs, statistic=lambda pair: self.statistic(pair[..., 0]) - self.statistic(pair[..., 1])
+        )
 
-    def to_dict(self, shards: Sequence[int | str]) -> dict[str, Any]:
-        """With the interval of a bootstrap over the samples, which are of these shards."""
+    def to_dict(self) -> dict[str, Any]:
+        """With the interval of a bootstrap over the samples, each within its shard."""
         drawn = None
-        if self.samples is not None and not np.isnan(self.samples).all():
-            low, high, *_ = stats.bootstrap(self.samples, self.statistic, shards, LEVEL)
+        if self.sampled and not all(np.isnan(part).all() for part in self.parts):
+            shards = [shard for shard, part in enumerate(self.parts) for _ in part]
+            low, high, *_ = stats.bootstrap(np.concatenate(self.parts), self.statistic, shards, LEVEL)
             drawn = dict(zip(("low", "high", "level"), stats.numbers([low, high, LEVEL]), strict=True))
         about = {"metric": self.metric, "convention": self.convention, "over": self.over, "bootstrap": drawn}
-        estimate = stats.mean_se(self.values).to_dict()
+        estimate = stats.mean_se([self.statistic(part) for part in self.parts]).to_dict()
         return {**about, "mean": estimate["mean"], "se": estimate["se"], "values": estimate["shards"]}
 
 
@@ -203,11 +199,12 @@ class Result(NamedTuple):
     scores: list[Scores]  # one a shard
 
     @property
-    def shards(self) -> list[int | str]:
-        return [sample.shard for sample in self.samples]
+    def shards(self) -> Counter[int | str]:
+        """Every shard, with the number of its samples."""
+        return Counter(sample.shard for sample in self.samples)
 
 
-def score(path: str, samples: list[Sample], plan: Plan, real: list[Sample], progress: Progress) -> Result:
+def score(path: str, samples: list[Sample], plan: Plan, real: list[Sample], tell: Progress) -> Result:
     """A file shard by shard: neither a set nor a sample's references reach across shards, and a judge reads in the
     same batches as `limpet compare` gives it."""
     judge, rules = plan.judge, conventions(samples, plan)
@@ -226,17 +223,16 @@ def score(path: str, samples: list[Sample], plan: Plan, real: list[Sample], prog
         if judge is not None:
             before, own = zip(*(cuts if plan.by_ids else [sample.text for sample in shard]), strict=True)
             prefixes = before if prompted else None
-            found = gen_nll(judge, own, plan.convention, prefixes, plan.cache, plan.batch_size, progress)
+            found = gen_nll(judge, own, plan.convention, prefixes, plan.cache, plan.batch_size, tell)
             values["gen-nll"] = values["gen-ppl"] = np.stack([found.nll, found.tokens], -1)
             values["dropped"] = found.dropped.astype(np.float64)
-            values["ends"] = count(ids, [] if judge.eos is None else [judge.eos])
+            values["ends"] = np.array([sum(i == judge.eos for i in row) for row in ids], dtype=np.float64)
             scores.append(found)
         shards.append(values)
-    rows = []
-    for name, rule in rules.items():
-        statistic, parts = STATISTICS.get(name, stats.mean), [shard[name] for shard in shards]
-        together = np.concatenate(parts) if parts[0].ndim else None
-        rows.append(Row(name, rule, np.array([statistic(part) for part in parts]), together, statistic))
+    rows = [
+        Row(name, rule, [shard[name] for shard in shards], STATISTICS.get(name, stats.mean), shards[0][name].ndim > 0)
+        for name, rule in rules.items()
+    ]
     if real and judge is not None:
         rows.append(_mauve(samples, real, plan, judge))
     return Result(path, samples, rows, scores)
@@ -263,9 +259,9 @@ def _mauve(samples: list[Sample], real: list[Sample], plan: Plan, judge: Judge) 
     wanted = plan.convention if all(sample.ids for sample in real) else scoring.AUTO
     read = [lay_out(samples, plan.by_ids, judge), lay_out(real, plan_for(real, judge, wanted).by_ids, judge)]
     ours, theirs = (judge.features([ids for _, ids in cuts if ids], plan.batch_size) for cuts in read)
-    values = mauve(ours, theirs)
+    values = list(mauve(ours, theirs))
     rule = f"all shards together, over {len(values)} k-means seeds, features of {judge.name} at the last id"
-    return Row("mauve", rule, values, over="k-means seeds")
+    return Row("mauve", rule, values, sampled=False, over="k-means seeds")
 
 
 # The command
@@ -273,9 +269,8 @@ def _mauve(samples: list[Sample], real: list[Sample], plan: Plan, judge: Judge) 
 
 def why_unpaired(a: Result, b: Result) -> str | None:
     """Why two files have no paired contrast, if they have none."""
-    counts = [Counter(result.shards) for result in (a, b)]
-    if counts[0] != counts[1]:
-        shapes = [f"{len(count)} shards, {sum(count.values())} samples" for count in counts]
+    if a.shards != b.shards:
+        shapes = [f"{len(one.shards)} shards, {len(one.samples)} samples" for one in (a, b)]
         asked = "the files need the same seeds, with as many samples each"
         return f"no paired contrast: {asked}, but have {' and '.join(shapes)}"
     places = [[sample.place for sample in result.samples] for result in (a, b)]
@@ -287,7 +282,7 @@ def _contrast_document(a: Result, b: Result) -> dict[str, Any]:
     """b - a for every metric of both."""
     reason, first = why_unpaired(a, b), {row.metric: row for row in a.rows if row.over == "shards"}
     both = [row.less(first[row.metric]) for row in b.rows if row.metric in first and not reason]
-    return {"a": a.path, "b": b.path, "unpaired": reason, "rows": [row.to_dict(b.shards) for row in both]}
+    return {"a": a.path, "b": b.path, "unpaired": reason, "rows": [row.to_dict() for row in both]}
 
 
 def _file_document(result: Result, plan: Plan) -> dict[str, Any]:
@@ -297,8 +292,8 @@ def _file_document(result: Result, plan: Plan) -> dict[str, Any]:
         "counted": int(sum(scores.tokens.sum() for scores in result.scores)),
         "longer_than_context": sum(scores.long for scores in result.scores),
     }
-    about = {"file": result.path, "samples": len(result.samples), "shards": sorted({*result.shards}), "ids": plan.ids}
-    return {**about, "judge": judge, "rows": [row.to_dict(result.shards) for row in result.rows]}
+    about = {"file": result.path, "samples": len(result.samples), "shards": sorted(result.shards), "ids": plan.ids}
+    return {**about, "judge": judge, "rows": [row.to_dict() for row in result.rows]}
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
@@ -337,7 +332,7 @@ def run(
     batch_size: int | None = None,
     cache: Path | None = None,
     separator: str = "\n",
-    json: bool = False,
+    json: Json = False,
 ) -> None:
     """Score texts made by anyone: likelihood under a judge, entropy, Dist-4, Rep-4, Self-BLEU, conventions named.
 
@@ -362,7 +357,6 @@ def run(
         batch_size: sequences that the judge reads at once; by their length unless told
         cache: a folder that keeps the judge's scores
         separator: what stands between the texts of a plain text file
-        json: print one JSON document
     """
     if not files:
         raise LimpetError("there is nothing to score: name one or more files")
@@ -374,21 +368,12 @@ def run(
     kept = None if cache is None else ScoreCache(cache)
     plan = plan_for([one for samples in everything for one in samples], reader, convention, batch_size, kept)
     results = []
-    with progress_bar() as bar:
-        task = bar.add_task("", total=None, detail="", visible=reader is not None)
-
-        def tell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with progress(visible=reader is not None) as tell:
         for path, samples in zip(files, everything, strict=True):
-            bar.update(task, description=f"{reader and reader.name} reads {path}")
-            results.append(score(path, samples, plan, real, tell))
+            tell(description=f"{reader and reader.name} reads {path}")
+            results.append(score(path, samples, plan, real, lambda done, total: tell(completed=done, total=total)))
     document = {
         "files": [_file_document(result, plan) for result in results],
         "contrasts": [_contrast_document(results[0], result) for result in results[1:]],
     }
-    if json:
-        print_json(document)
-    else:
-        for line in _lines(document):
-            out.print(line, markup=False)
+    show(json, document, _lines(document))

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from limpet import samplers
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, Where, arms, err
+from limpet.commands import DEFAULT_MODEL, HERE, Arms, Somewhere, Where, arms, err
 from limpet.denoisers.exact import Source
 from limpet.denoisers.files import builtin_names
 from limpet.denoisers.sources import SOURCES
@@ -21,16 +21,15 @@ LIMITS = Limits()
 
 def run(
     models: tuple[str, ...] = (),
-    arm: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=f"what the page starts with: {ARM_HELP}")
-    ] = (),
+    arm: Arms = (),
     host: str = "127.0.0.1",
     port: int = 8787,
     judge: str = "auto",
     where: Somewhere = HERE,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
 ) -> None:
-    """Serve the playground: choose a model and samplers, and watch the calls. It stops with Ctrl-C.
+    """Serve the playground: choose a model and samplers, and watch the calls. The page starts with the arms. It stops
+    with Ctrl-C.
 
     $ limpet serve
     $ limpet serve --arm native --arm "crs budget=.25" --arm ./mine.py:Mine

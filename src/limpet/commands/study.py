@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import tyro
 from rich.markup import escape
-from rich.table import Table
 
-from limpet.commands import IN_FLOAT32, Somewhere, err, out, print_json, progress_bar
+from limpet import lab, studies
+from limpet.commands import IN_FLOAT32, Json, Somewhere, err, progress, show
 from limpet.errors import LimpetError
-from limpet.lab import files, report, units
-from limpet.lab.places import Place
-from limpet.lab.places.local import local
+from limpet.lab import Progress, Results, Shelf, Store, Study, Summary, files, report, units
+from limpet.lab.places import Place, local
 from limpet.lab.places.processes import processes
 from limpet.lab.places.ray import on_ray
-from limpet.lab.results import collect
-from limpet.lab.run import Progress, Summary
-from limpet.lab.run import run as run_study
-from limpet.lab.run import status as study_status
-from limpet.lab.shelf import Shelf
-from limpet.lab.store import Store
-from limpet.lab.study import Study
-from limpet.studies import PRESETS, STUDIES, sized, study
+from limpet.studies import PRESETS, STUDIES, study
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -50,7 +43,7 @@ def run(
     threads: int | None = None,
     from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
     out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reports"),
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Run the paper's studies, or your own: every finished unit stays in the store and is never made again.
 
@@ -76,7 +69,6 @@ def run(
         threads: of torch in each worker on the CPU
         from_folder: reports that were written before, to write them anew from their numbers instead of the store
         out_folder: where reports are written
-        json: print one JSON document
     """
     if action == "list":
         return _list(json)
@@ -84,11 +76,12 @@ def run(
     device = where.device
     shelf = Shelf(device if on == "local" else "cpu", where.resolved)
     names = list(STUDIES) if name == "all" else [name]
-    chosen = [
+    listed = [
         files.load(one, shelf if action == "run" else None) if one.endswith(".toml") else
-        study(one, sized(preset, n, prompts))
+        study(one, studies.preset(preset, n, prompts))
         for one in names
     ]  # fmt: skip
+    chosen = {units.name(one): one for one in listed}
     place = _place(on, workers, address, device, shelf)
     kept = Store(store)
     if action == "status":
@@ -98,33 +91,34 @@ def run(
     part = _part(shard)
     if threads is None and on == "processes":
         threads = max(1, (os.cpu_count() or 1) // len(_devices(workers, device)))
-    for one in chosen:  # what is missing for the last is said before the first is begun
+    for one in listed:  # what is missing for the last is said before the first is begun
         units.resolve(one, shelf)
-    summaries = {units.name(one): _run(one, kept, place, shelf, part, threads) for one in chosen}
-    if json:
-        print_json({name: asdict(summary) for name, summary in summaries.items()})
+    summaries = {name: make(one, kept, place, shelf, part, threads) for name, one in chosen.items()}
+    show(json, {name: asdict(summary) for name, summary in summaries.items()}, ())
     return int(any(summary.failed for summary in summaries.values()))
 
 
-def _run(one: Study, kept: Store, place: Place, shelf: Shelf, part: tuple[int, int], threads: int | None) -> Summary:
+def make(
+    one: Study, kept: Store, place: Place, shelf: Shelf, part: tuple[int, int] = (1, 1), threads: int | None = None
+) -> Summary:
+    """Make what the store does not hold yet of a study, and say how far that is and what came of it."""
     begun = time.monotonic()
-    with progress_bar() as bar:
-        task = bar.add_task(one.name, total=None, detail="")
-        cells: set[str] = set()  # that are worked on
+    cells: set[str] = set()  # that are worked on
+    with progress(one.name) as update:
 
-        def tell(progress: Progress) -> None:
+        def tell(now: Progress) -> None:
             detail = "units"
-            if (event := progress.event) is not None:
+            if (event := now.event) is not None:
                 if event.error is None:
-                    cells.add(event.cell)
+                    cells.add(event.unit.cell.name)
                 else:
-                    err.print(f"{event.cell}, seed {event.seed} failed: {event.error}", style="red", markup=False)
-                left = "" if progress.left is None else f" · {_time(progress.left)} left"
-                detail = f"units · {len(cells)} cells worked on · {escape(event.cell)}{left}"
-            bar.update(task, completed=progress.done, total=progress.total, detail=detail)
+                    err.print(f"{event.unit.name} failed: {event.error}", style="red", markup=False)
+                left = "" if now.left is None else f" · {_time(now.left)} left"
+                detail = f"units · {len(cells)} cells worked on · {escape(event.unit.cell.name)}{left}"
+            update(completed=now.done, total=now.total, detail=detail)
 
         try:
-            summary = run_study(one, kept, place, shelf, part=part, threads=threads, tell=tell)
+            summary = lab.run(one, kept, place, shelf, part=part, threads=threads, tell=tell)
         except KeyboardInterrupt:
             err.print("stopped: every finished unit is kept, and the same command goes on from there", markup=False)
             raise
@@ -138,62 +132,56 @@ def _run(one: Study, kept: Store, place: Place, shelf: Shelf, part: tuple[int, i
 
 def _list(json: bool) -> int:
     sizes = {name: preset.about for name, preset in PRESETS.items()}
-    if json:
-        print_json({"studies": STUDIES, "presets": sizes})
-        return 0
+    lines = []
     for title, rows in (("study", STUDIES), ("preset", sizes)):
-        view = Table(title, "what it is", box=None)
-        for row in rows.items():
-            view.add_row(*map(escape, row))
-        out.print(view, "")
+        wide = max(map(len, rows))
+        lines += [*(f"{name:<{wide}} {what}" for name, what in {title: "what it is", **rows}.items()), ""]
+    show(json, {"studies": STUDIES, "presets": sizes}, lines)
     return 0
 
 
-def _each(chosen: list[Study], find: Callable[[Study], T]) -> tuple[list[T], list[str]]:
-    """What is found of each study, and why of others nothing is; of a single one, that is an error."""
-    found, skipped = [], []
-    for one in chosen:
+def each(chosen: Mapping[str, S], find: Callable[[S], T]) -> list[T]:
+    """What is found of each of several; why nothing is of the others is said, and of a single one it is an error."""
+    found = []
+    for name, one in chosen.items():
         try:
             found.append(find(one))
         except LimpetError as error:
             if len(chosen) == 1:
                 raise
-            skipped.append(str(error))
-    return found, skipped
+            err.print(f"{name}: {error}", style="yellow", markup=False, soft_wrap=True)
+    return found
 
 
-def _status(kept: Store, chosen: list[Study], json: bool) -> int:
-    found, _ = _each(chosen, lambda one: study_status(kept, units.name(one)))
-    if json:
-        print_json(found)
-        return 0
+def written(found: list[Results], folder: Path, index: bool) -> list[Path]:
+    """A report of each in a folder of its own, and an index over all that lie there."""
+    pages = [report.write(results, folder / units.name(results.study)) for results in found]
+    if index:
+        pages.append(report.write_index([report.section(results) for results in found], folder))
+    return pages
+
+
+def documents(found: list[Results]) -> list[dict[str, Any]]:
+    return [report.to_dict(results, results.study.show(results)) for results in found]
+
+
+def _status(kept: Store, chosen: dict[str, Study], json: bool) -> int:
+    found, lines = each(chosen, lambda one: lab.status(kept, units.name(one))), []
     for entry in found:
-        out.print(f"{entry['study']}: {entry['done']} of {entry['units']} units", markup=False)
-        for cell in entry["cells"]:
-            if cell["done"] < cell["units"]:
-                out.print(f"  {cell['name']}: {cell['done']} of {cell['units']}", markup=False)
-        for unit, damage in entry["damaged"].items():
-            out.print(f"  {unit} is damaged: {damage}", markup=False)
+        lines.append(f"{entry['study']}: {entry['done']} of {entry['units']} units")
+        short = [cell for cell in entry["cells"] if cell["done"] < cell["units"]]
+        lines += [f"  {cell['name']}: {cell['done']} of {cell['units']}" for cell in short]
+        lines += [f"  {unit} is damaged: {damage}" for unit, damage in entry["damaged"].items()]
+    show(json, found, lines)
     return 0
 
 
-def _report(kept: Store, chosen: list[Study], written: Path | None, folder: Path, json: bool) -> int:
-    """From the store, or from reports that were written."""
-    found, skipped = _each(
-        chosen, lambda one: report.read(one, written / units.name(one)) if written else collect(one, kept)
-    )
-    pages = [report.write(results, folder / units.name(results.study)) for results in found]
-    if len(chosen) > 1:
-        sections = [report.section(results) for results in found]
-        pages.append(report.write_index([*sections, *report.beside(folder, sections)], folder))
-    for reason in skipped:
-        err.print(reason, style="yellow", markup=False)
-    if json:
-        print_json([report.to_dict(results, results.study.show(results)) for results in found])
-    else:
-        for page in pages:
-            out.print(str(page), markup=False)
-    return int(bool(skipped))
+def _report(kept: Store, chosen: dict[str, Study], before: Path | None, folder: Path, json: bool) -> int:
+    """From the store, or from reports that were written before."""
+    found = each(chosen, lambda one: report.read(one, before / units.name(one)) if before else lab.collect(one, kept))
+    pages = written(found, folder, len(chosen) > 1)
+    show(json, documents(found), map(str, pages))
+    return int(len(found) < len(chosen))
 
 
 def _place(on: str, workers: int | None, address: str | None, device: str | None, shelf: Shelf) -> Place:

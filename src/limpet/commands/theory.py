@@ -10,8 +10,10 @@ import torch
 import tyro
 from rich.table import Table
 
-from limpet.commands import err, out, print_json, progress_bar
+from limpet.commands import Json, err, progress, show
 from limpet.errors import unknown
+from limpet.lab.figures import draw
+from limpet.lab.page import Figure
 from limpet.theory import STATEMENTS, Sides
 
 STYLES = {"VIOLATED": "bold red", "below": "cyan", "above": "cyan"}
@@ -19,7 +21,7 @@ STYLES = {"VIOLATED": "bold red", "below": "cyan", "above": "cyan"}
 
 def run(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
-    json: bool = False,
+    json: Json = False,
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
 ) -> int:
     """Evaluate the paper's statements where every law is known: left side, right side, slack, verdict.
@@ -33,7 +35,6 @@ def run(
 
     Args:
         name: one statement; all of them unless told
-        json: print one JSON document
         figures: a folder to draw each statement into, as NAME.png
     """
     if name is not None and name not in STATEMENTS:
@@ -42,23 +43,20 @@ def run(
     found: dict[str, list[Sides]] = {}
     drawn: dict[str, str] = {}
     torch.set_num_threads(1)  # the tensors are so small that threads would only wait for each other
-    with progress_bar() as bar:
-        task = bar.add_task("", total=len(chosen), detail="")
+    with progress(total=len(chosen)) as tell:
         for key, statement in chosen.items():
-            bar.update(task, description=key)
+            tell(description=key)
             found[key] = statement.sides()
             if figures is not None:
                 figures.mkdir(parents=True, exist_ok=True)
                 drawn[key] = str(figures / f"{key}.png")
-                statement.figure().savefig(drawn[key], dpi=120)
-            bar.advance(task)
-    if json:
-        print_json({"statements": [_document(key, found[key], drawn.get(key)) for key in chosen]})
-    else:
-        for key in chosen:
-            out.print(table(key, found[key]), "")
-        for path in drawn.values():
-            err.print(f"wrote {path}", markup=False)
+                figure = Figure(key, "", tuple(statement.panels()), statement.shows)
+                Path(drawn[key]).write_bytes(draw(figure)["png"])
+            tell(advance=1)
+    document = {"statements": [_document(key, found[key], drawn.get(key)) for key in chosen]}
+    show(json, document, (part for key in chosen for part in (table(key, found[key]), "")))
+    for path in drawn.values():
+        err.print(f"wrote {path}", markup=False)
     return int(any(row.verdict == "VIOLATED" for rows in found.values() for row in rows))
 
 

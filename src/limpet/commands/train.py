@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from limpet.commands import err, out, print_json, progress_bar
+from limpet.commands import Device, err, progress, show
 from limpet.denoisers.files import usable_device
 from limpet.errors import LimpetError
 from limpet.training import recipe as recipes
@@ -21,7 +21,7 @@ def run(
     recipe: Annotated[Path, tyro.conf.Positional],
     files: tuple[Path, ...] = (),
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
-    device: str | None = None,
+    device: Device = None,
     json: bool = False,
 ) -> None:
     """Train a Duo model, its distillation, or a causal judge on any text files.
@@ -37,7 +37,6 @@ def run(
         recipe: the TOML file
         files: UTF-8 texts, plain or .xz, documents apart by a blank line; the recipe's own unless told
         out_folder: where the model goes; the recipe's own folder unless told
-        device: cpu, cuda, ...; a GPU where there is one
         json: print the last progress as one JSON document
     """
     plan = recipes.read(recipe)
@@ -57,8 +56,7 @@ def run(
         assert text is not None  # it was prepared just now
     folder.mkdir(parents=True, exist_ok=True)
     last: list[Progress] = []
-    with (folder / "log.jsonl").open("a") as log, progress_bar() as bar:
-        task = bar.add_task(plan.name, total=1.0, detail="")
+    with (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as tell:
 
         def report(now: Progress) -> None:
             last[:] = [now]
@@ -67,12 +65,9 @@ def run(
             held = "" if now.validation is None else f" · held out {now.validation:.4f}"
             left = f"{now.seconds_left / 60:.1f} min left"
             detail = f"step {now.step} · loss {now.loss:.4f}{held} · {now.tokens_per_second:,.0f} tokens/s · {left}"
-            bar.update(task, completed=round(now.fraction, 3), detail=detail)
+            tell(completed=round(now.fraction, 3), detail=detail)
             if now.validation is not None:
                 err.print(detail, markup=False)
 
         train(plan, text, folder, usable_device(device), report)
-    if json:
-        print_json(asdict(last[0]) if last else {})
-    else:
-        out.print(f"{plan.name} is in {folder}", markup=False)
+    show(json, asdict(last[0]) if last else {}, [f"{plan.name} is in {folder}"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.live import Live
 
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Somewhere, arms, out
+from limpet.commands import DEFAULT_MODEL, HERE, Arms, Length, Model, Somewhere, arms, out
 from limpet.errors import LimpetError
 from limpet.view import terminal
 from limpet.view.trajectory import Trajectory, follow
@@ -20,11 +20,11 @@ def run(
     files: tyro.conf.Positional[tuple[Path, ...]] = (),
     /,
     *,
-    model: str = DEFAULT_MODEL,
-    arm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=ARM_HELP)] = (),
+    model: Model = DEFAULT_MODEL,
+    arm: Arms = (),
     nfe: int | None = None,
     prompt: str | None = None,
-    length: int | None = None,
+    length: Length = None,
     seed: int = 8200,
     sample: int = 0,
     delay: float = 0.1,
@@ -39,10 +39,8 @@ def run(
 
     Args:
         files: trajectories to play; without any, a sample is made and shown as it comes
-        model: built-in name, folder, .safetensors or .ckpt file, owner/name on the hub, or exact:NAME
         nfe: network calls of the arms that say no number
         prompt: text that the sample begins with
-        length: tokens in the sample; the model's own unless told
         seed: the same seed gives the same sample as `limpet sample`
         sample: which of the seed's samples
         delay: seconds that a call stays, at least

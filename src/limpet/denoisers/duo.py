@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,28 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers import Denoiser, Needed
-from limpet.denoisers.fast import Parts, parts
-from limpet.denoisers.files import (
-    Takes,
-    find_tokenizer,
-    read_config,
-    read_weights,
-    usable_device,
-    weights_in,
-    write_folder,
-)
+from limpet.denoisers import Denoiser, Needed, files
 from limpet.denoisers.tensors import STORAGES, digest_of, fill
 from limpet.denoisers.text import Tokenizer
 from limpet.engine.process import LOG_LINEAR, SCHEDULES, Schedule
+from limpet.engine.steps import has_triton
 from limpet.errors import LimpetError
 
 Rows = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples and (R,) places in them
+Parts = tuple[Callable[[Tensor, Tensor, Needed], Tensor], Callable[[Tensor], Tensor]]  # a network's body and its head
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROTARY = "rotary_emb.inv_freq"  # kept in the files, though no parameter: it tells the heads and can be checked
+ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, wide loads for whoever reads the rows
 MOST_BLOCKS = 512  # far beyond any model of this kind; a file that names a million must not keep us busy
-TAKES: Takes = {
+TAKES: files.Takes = {
     "model_type": ('"duo"', lambda value: isinstance(value, str) and value.lower() == "duo"),
     "causal": ("false", lambda value: value is False),
     "n_heads": ("a whole number from 1", lambda value: type(value) is int and value > 0),
@@ -56,6 +49,9 @@ class Shape:
     heads: int = 12
     cond: int = 128
     hidden: int = 3072
+
+
+RELEASED = ("vocab_size", "model_length", "hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_dim")  # names of these
 
 
 class Norm(nn.Module):
@@ -203,10 +199,10 @@ class Network(nn.Module):
             if "adaLN_modulation" in name or name.startswith("output_layer.linear"):
                 nn.init.zeros_(parameter)
 
-    def body(self, tokens: Tensor, sigma: Tensor, index: Tensor | None = None) -> Tensor:
-        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input; with an index of flat positions,
-        only theirs, and the others hold anything."""
-        x = self.vocab_embed(tokens)
+    def body(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
+        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input, at the needed positions; the others
+        may hold anything."""
+        x, index = self.vocab_embed(tokens), needed()
         cond = self.sigma_map(sigma)
         length = tokens.shape[1]
         rotary = self.rotary_emb(length)
@@ -238,6 +234,21 @@ def dtype_of(precision: str) -> torch.dtype:
     if precision not in PRECISIONS:
         raise LimpetError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
     return PRECISIONS[precision]
+
+
+class AlignedHead:
+    """A linear head over a padded vocabulary, whose result is a view of the real one.
+
+    Rows of 50258 logits start anywhere, and matrix kernels that write them are slow; rows of 50304 are aligned."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.vocab_size = linear.out_features
+        padding = -linear.out_features % ALIGNMENT
+        self.weight = F.pad(linear.weight.detach(), (0, 0, 0, padding))
+        self.bias = None if linear.bias is None else F.pad(linear.bias.detach(), (0, padding))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)[..., : self.vocab_size]
 
 
 class Duo(Denoiser):
@@ -292,34 +303,30 @@ class Duo(Denoiser):
         else:  # filled in on the device, so that no copy waits for it
             sigma = torch.full(tokens.shape[:1], float(sigma), dtype=torch.float32, device=tokens.device)
         with torch.no_grad():
-            return self._on(tokens.device).body(tokens, sigma, needed)
+            return self._on(tokens.device)[0](tokens, sigma, needed)
 
     def head(self, features: Tensor) -> Tensor:
         with torch.no_grad():
-            return self._on(features.device).head(features)
+            return self._on(features.device)[1](features)
 
     def _on(self, device: torch.device) -> Parts:
-        """Body and head as they run on a device, made when first needed there."""
+        """Body and head as they run on a device, made when first needed there: on a GPU faster ones that compute the
+        same."""
         if device not in self._parts:
-            self._parts[device] = parts(self.network, device)
+            network, body = self.network, self.network.body
+            if has_triton(device):
+                from limpet.denoisers.fused import FusedBody
+
+                body = FusedBody(network)
+            head = AlignedHead(network.output_layer.linear) if device.type == "cuda" else network.head
+            self._parts[device] = body, head
         return self._parts[device]
 
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
-        shape = self.network.shape
-        return {
-            "model_type": "duo",
-            "vocab_size": shape.vocab_size,
-            "model_length": shape.length,
-            "hidden_dim": shape.width,
-            "n_blocks": shape.blocks,
-            "n_heads": shape.heads,
-            "cond_dim": shape.cond,
-            "mlp_dim": shape.hidden,
-            "causal": False,
-            "schedule": self.schedule.name,
-            "predicts": self.predicts,
-        }
+        sizes = zip(RELEASED, astuple(self.network.shape), strict=True)
+        about = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
+        return {"model_type": "duo", **dict(sizes), **about}
 
     def save(self, folder: str | os.PathLike[str], storage: Literal["float32", "bfloat16", "int8"] = "float32") -> None:
         """Write model.safetensors, config.json and tokenizer.json, laid out as on the hub.
@@ -328,7 +335,7 @@ class Duo(Denoiser):
         if storage not in STORAGES:
             raise LimpetError(f"storage is one of {', '.join(STORAGES)}, not {storage!r}")
         state = {f"backbone.{name}": tensor.cpu().float() for name, tensor in self.network.state_dict().items()}
-        write_folder(Path(folder), self.config(), self.tokenizer, STORAGES[storage](state))
+        files.write_folder(Path(folder), self.config(), self.tokenizer, STORAGES[storage](state))
 
 
 # From a folder to a model
@@ -347,15 +354,15 @@ def make(
     every parameter is assigned from the file, so nothing can be left at an initial value."""
     if folder is None:
         raise LimpetError("a Duo model is read from files: give its folder")
-    dtype, place, path = dtype_of(precision), usable_device(device), weights_in(folder)
-    config = read_config(path.parent, TAKES, "a Duo model")
-    state, kept = read_weights(
+    dtype, place, path = dtype_of(precision), files.usable_device(device), files.weights_in(folder)
+    config = files.read_config(path.parent, TAKES, "a Duo model")
+    state, kept = files.read_weights(
         path, weights, lambda stored: [name for name, _ in empty_network(stored, config, path).named_parameters()]
     )
     network = empty_network(state, config, path)
     fill(network, state, path, f"a Duo model of {network.shape.blocks} blocks")
     set_precision(network, dtype)
-    tokenizer, reason = find_tokenizer(path.parent, network.shape.vocab_size)
+    tokenizer, reason = files.find_tokenizer(path.parent, network.shape.vocab_size)
     info = {"file": str(path), "weights": kept, "tokenizer": reason}
     if "model_length" not in config:
         info["assumed"] = f"length {network.shape.length}, the released models', as no config.json says"

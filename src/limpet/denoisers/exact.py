@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from limpet.denoisers import Denoiser
-from limpet.engine.streams import Purpose, Stream
+from limpet.engine.streams import Purpose, Stream, uniform_token
 from limpet.errors import LimpetError
 
 
@@ -121,10 +123,23 @@ class Mixture(Source):
         return _choose(self.laws[mode].reshape(n, self.length, -1), u)
 
 
-def codebook(words: Tensor, vocab_size: int, weights: Tensor | None = None, name: str = "codebook") -> Mixture:
-    """A uniform (or weighted) choice among K sequences `words` (K, L): modes with point-mass laws (appendix B.2)."""
-    laws = torch.nn.functional.one_hot(words, vocab_size).double()
-    return Mixture(torch.ones(len(words)) if weights is None else weights, laws, name=name)
+def codebook(
+    words: Tensor, vocab_size: int, weights: Tensor | None = None, name: str = "", slip: float = 0.0, phrases: int = 1
+) -> Mixture:
+    """A uniform (or weighted) choice among K sequences `words` (K, L): modes with point-mass laws (appendix B.2), or
+    with full support, where each token slips with some probability to a uniform one."""
+    laws = (1 - slip) * torch.nn.functional.one_hot(words, vocab_size).double() + slip / vocab_size
+    name = name or ("mixture" if slip else "codebook")
+    return Mixture(torch.ones(len(words)) if weights is None else weights, laws, phrases, name)
+
+
+def forward_path(clean: Tensor, signals: Sequence[float], vocab_size: int, seed: int) -> list[Tensor]:
+    """One forward path for each row of clean tokens: its noisy tokens at each of falling signals."""
+    stream, states = Stream(seed, torch.arange(len(clean))), [clean]
+    for step, (before, signal) in enumerate(pairwise([1.0, *signals])):
+        keep, fresh = stream.uniforms(step, torch.arange(clean.shape[1]), Purpose.NOISE)
+        states.append(torch.where(keep < signal / before, states[-1], uniform_token(fresh, vocab_size)))
+    return states[1:]
 
 
 class Markov(Source):

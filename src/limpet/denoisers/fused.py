@@ -10,6 +10,7 @@ Every intermediate outside matrix products and attention is float32."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -21,8 +22,6 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.denoisers.fast import Replay
-
 if TYPE_CHECKING:
     from limpet.denoisers import Needed
     from limpet.denoisers.duo import Block, Network, Norm
@@ -31,9 +30,28 @@ ATTENTION = [  # the fastest that takes the shape and the precision
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
 
+REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
 SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
 
+Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
+
+
+def replayed(function: Function) -> Function:
+    """A function of CUDA tensors, captured as a graph for each shape of small batches and then replayed.
+
+    What a replay returns is written over by the next."""
+    captured: dict[torch.Size, Function] = {}
+
+    def replay(tokens: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+        if not tokens.is_cuda or tokens.numel() > REPLAYED:
+            return function(tokens, sigma)
+        if tokens.shape not in captured:
+            graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
+            captured[tokens.shape] = cast(Function, graphed)
+        return captured[tokens.shape](tokens, sigma)
+
+    return replay
 
 
 class FusedBody:
@@ -48,7 +66,7 @@ class FusedBody:
         width = network.shape.width
         self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.trunk, self.whole = Replay(self._trunk), Replay(self._whole)
+        self.trunk, self.whole = replayed(self._trunk), replayed(self._whole)
 
     def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""

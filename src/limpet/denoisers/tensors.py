@@ -39,11 +39,11 @@ def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str]) 
         raise LimpetError(f"{path} holds NaN or infinity in {some(bad)}: use a checkpoint from before training broke")
 
 
-def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """A safetensors file that appears whole or not at all."""
+def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, str] = {"format": "pt"}) -> None:
+    """A safetensors file that appears whole or not at all; what it is about stands in its metadata."""
     try:
         with whole(path) as partial:
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata={"format": "pt"})
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=dict(about))
             partial.chmod(0o644)  # safetensors makes it the owner's alone
     except (SafetensorError, OSError) as error:
         raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error

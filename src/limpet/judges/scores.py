@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,10 @@ from numpy.typing import NDArray
 
 from limpet.denoisers import Tokenizer
 from limpet.errors import LimpetError
-from limpet.files import whole
+from limpet.files import write_whole
 from limpet.judges.judge import Judge, Progress
 from limpet.judges.true_law import TrueLaw
 from limpet.metrics.ngrams import as_ids
-from limpet.stats import by_shard
 
 RELEASED_LENGTH = 1024  # where the released code cuts a text
 
@@ -118,27 +118,9 @@ class Convention(NamedTuple):
     read: Callable[[Judge, Any, Any], Reading]
 
 
-CONVENTIONS = {
-    "ids": Convention(
-        "the sample's own ids, no BOS added, every id but the first counted; [PAD], the id after the judge's last, "
-        "dropped and counted",
-        ("ids",),
-        _ids,
-    ),
-    "text": Convention(
-        "text tokenised by the judge, no BOS added, every id but the first counted; after a prefix, every id with a "
-        "byte past it",
-        ("text",),
-        _text,
-    ),
-    "released": Convention(
-        f"ids written out, text tokenised by the judge and cut at {RELEASED_LENGTH} ids or its context; every id but "
-        "the first counted, except an end-of-text after the first one; no batch dropped",
-        ("text", "ids"),
-        _released,
-    ),
-    "law": Convention("the source's own law, every token counted", ("text", "ids"), _law),
-}
+READERS = {"ids": _ids, "text": _text, "released": _released, "law": _law}
+WORDS = tomllib.loads(Path(__file__).with_name("conventions.toml").read_text("utf-8"))
+CONVENTIONS = {name: Convention(words["rule"], tuple(words["takes"]), READERS[name]) for name, words in WORDS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,10 +147,6 @@ class Scores:
         count = int(self.tokens.sum())
         return float(self.nll.sum()) / count if count else math.nan
 
-    def by_shard(self, shards: Sequence[Any]) -> NDArray[np.float64]:
-        """Each shard's GenNLL: nats per counted id, pooled over its samples. Its exponential is the shard's GenPPL."""
-        return by_shard(self.mean, shards, self.tokens)
-
 
 class ScoreCache:
     """Sums of NLL in a folder, one small file for each (reading, judge, convention).
@@ -178,33 +156,34 @@ class ScoreCache:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
-    def _path(self, *key: str) -> Path:
-        name = hashlib.sha256("\n".join(key).encode()).hexdigest()
+    def _file(self, *key: str) -> Path:
+        name = _hash(*key)
         return self.folder / name[:2] / f"{name[2:]}.json"
 
-    @staticmethod
-    def _seal(key: tuple[str, ...], nll: float) -> str:
-        return hashlib.sha256("\n".join([*key, nll.hex()]).encode()).hexdigest()[:16]
-
-    def get(self, reading: str, judge: str, convention: str) -> float | None:
-        key = (reading, judge, convention)
+    def get(self, *key: str) -> float | None:
         try:
-            entry = json.loads(self._path(*key).read_bytes())
+            entry = json.loads(self._file(*key).read_bytes())
             nll = float.fromhex(entry["nll"])
-            return nll if entry["seal"] == self._seal(key, nll) else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+        return nll if entry == _entry(nll, *key) else None
 
-    def put(self, reading: str, judge: str, convention: str, nll: float) -> None:
-        key = (reading, judge, convention)
-        path = self._path(*key)
-        entry = {"nll": nll.hex(), "seal": self._seal(key, nll), "judge": judge, "convention": convention}
+    def put(self, nll: float, *key: str) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole(path) as partial:
-                partial.write_text(json.dumps(entry))
-        except OSError as error:
+            self._file(*key).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._file(*key), json.dumps(_entry(nll, *key)))
+        except (OSError, LimpetError) as error:
             raise LimpetError(f"scores cannot be kept in {self.folder} ({error}): name another folder") from error
+
+
+def _entry(nll: float, reading: str, judge: str, convention: str) -> dict[str, str]:
+    """What a file holds, sealed."""
+    seal = _hash(reading, judge, convention, nll.hex())[:16]
+    return {"nll": nll.hex(), "seal": seal, "judge": judge, "convention": convention}
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def gen_nll(
@@ -237,7 +216,7 @@ def gen_nll(
     for (digest, reading), nll in zip(missing.items(), values, strict=True):
         known[digest] = total = float(nll[reading.counted].sum(dtype=np.float64))
         if cache:
-            cache.put(digest, judge.digest, convention, total)
+            cache.put(total, digest, judge.digest, convention)
     nll = np.array([known[digest] for digest in digests], dtype=np.float64)
     tokens = np.array([reading.counted.sum() for reading in readings], dtype=np.int64)
     dropped = np.array([reading.dropped for reading in readings], dtype=np.int64)

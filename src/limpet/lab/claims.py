@@ -8,7 +8,7 @@ inconclusive."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -94,7 +94,7 @@ class Claim:
 
     where: str
     text: str
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
 
     @property
     def verdict(self) -> Verdict:
@@ -134,7 +134,3 @@ def _range(values: Sequence[float]) -> str:
         return "no value"
     missing = f", {len(values) - len(known)} without a value" if len(known) < len(values) else ""
     return f"{_signed(min(known))} to {_signed(max(known))}{missing}"
-
-
-def claim(where: str, text: str, findings: Iterable[Finding]) -> Claim:
-    return Claim(where, text, tuple(findings))

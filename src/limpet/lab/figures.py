@@ -21,12 +21,14 @@ SIZE = (4.6, 3.6)  # inches, one panel
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """{"svg": ..., "png": ...} of a figure: equal figures give equal bytes."""
+    """{"svg": ..., "png": ...} of a figure, three panels to a row: equal figures give equal bytes."""
     matplotlib, canvas = extra("matplotlib", "figures"), extra("matplotlib.figure", "figures")
-    out = {}
+    out, columns, rows = {}, min(len(figure.panels), 3), -(-len(figure.panels) // 3)
     with matplotlib.rc_context({"svg.hashsalt": figure.name, "svg.fonttype": "path", "font.size": 9}):
-        made = canvas.Figure(figsize=(SIZE[0] * len(figure.panels), SIZE[1]), layout="constrained")
-        for axes, panel in zip(made.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
+        made = canvas.Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
+        if figure.title:
+            made.suptitle(figure.title)
+        for axes, panel in zip(made.subplots(rows, columns, squeeze=False).flat, figure.panels, strict=True):
             _panel(axes, panel)
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             file = io.BytesIO()
@@ -39,8 +41,11 @@ def _panel(axes: Any, panel: Panel) -> None:
     ticker = extra("matplotlib.ticker", "figures")
     noted = [series for series in panel.series if series.notes]
     for i, series in enumerate(panel.series):
-        colour, marker, line = STYLES[(i if series.style is None else series.style) % len(STYLES)]
         error = [0.0 if e != e else e for e in series.y_error] or None
+        if isinstance(series.style, str):
+            axes.errorbar(series.x, series.y, error, fmt=series.style, label=series.name, markersize=4, capsize=2)
+            continue
+        colour, marker, line = STYLES[(i if series.style is None else series.style) % len(STYLES)]
         if panel.bars:
             width = 0.8 / len(panel.series)
             x = [tick + (i - (len(panel.series) - 1) / 2) * width for tick in series.x]
@@ -65,7 +70,7 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.set_xticks([x for x, _ in panel.ticks], [text for _, text in panel.ticks])
     if panel.reverse_x:
         axes.invert_xaxis()
-    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, **panel.axes)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=7.5)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from limpet.lab.claims import Claim
@@ -40,7 +40,9 @@ class Series:
     notes: tuple[str, ...] = ()
     joined: bool = True
     open: bool = False  # hollow markers
-    style: int | None = None  # which of the figures' styles; that of its turn in the panel unless told
+    # Which of the figures' styles, that of its turn in the panel unless told; or matplotlib's own short form of one
+    # ("-" joins points, "." does not, "k:" is a dotted black line).
+    style: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Panel:
     title: str
     x: str
     y: str
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     ticks: tuple[tuple[float, str], ...] = ()  # of x, where they are not left to the axis
     log_x: bool = False
     log_y: bool = False
     reverse_x: bool = False
     bars: bool = False  # side by side at every x, instead of lines
+    axes: Mapping[str, Any] = field(default_factory=dict)  # what else matplotlib is told of them: scales, limits
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Figure:
     name: str
     caption: str
     panels: tuple[Panel, ...]
+    title: str = ""  # drawn over the panels
 
 
 class Contrast(NamedTuple):
@@ -77,13 +81,6 @@ class Page:
     figures: tuple[Figure, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     claims: tuple[Claim, ...] = ()
-
-
-DIGITS = {"ppl": 2, "entropy": 3}  # of a measure in a table; 4 of the others
-
-
-def entry(estimate: Estimate, digits: int, paper: str = "") -> Entry:
-    return Entry(number(estimate, digits), paper)
 
 
 def number(estimate: Estimate, digits: int) -> str:

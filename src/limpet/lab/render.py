@@ -76,6 +76,4 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
     return str(reader.render(text))
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "html": lambda table: html(markdown(table)), "md": markdown, "tex": latex
-}  # fmt: skip
+FORMATS: dict[str, Callable[[Table], str]] = {"html": lambda table: html(markdown(table)), "md": markdown, "tex": latex}

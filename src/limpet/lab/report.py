@@ -140,17 +140,13 @@ def section(results: Results) -> Section:
     return Section(results.study.name, units.name(results.study), results.study.show(results).claims)
 
 
-def beside(folder: Path, sections: Sequence[Section]) -> list[Section]:
-    """Whatever else has a page in the index's folder: audits, studies of one's own, other presets. Linked, no more."""
-    known = {one.folder for one in sections}
-    names = sorted(path.parent.name for path in folder.glob("*/index.html"))
-    return [Section(name, name) for name in names if name not in known]
-
-
 def write_index(sections: Sequence[Section], folder: Path) -> Path:
     """One page over several reports, and the same as claims.md: every claim with the paper's numbers, ours and the
-    verdict, and a link to every report."""
-    links = (f"- [{render.plain(one.name)}]({quote(one.folder)}/report.md)" for one in sorted(sections))
+    verdict, and a link to every report; also to whatever else has a page in the folder, an audit or another preset."""
+    known = {one.folder for one in sections}
+    others = (path.parent.name for path in folder.glob("*/index.html") if path.parent.name not in known)
+    every = sorted([*sections, *(Section(name, name) for name in others)])
+    links = (f"- [{render.plain(one.name)}]({quote(one.folder)}/report.md)" for one in every)
     head = [f"# {TITLE}", "", f"{tally(sections)} {RULE} {UNITS}", "", overview(sections)]
     text = "\n".join([*head, "## Reports", "", *links, ""])
     write_files({"index.html": document(TITLE, text), "claims.md": text.encode()}, folder)

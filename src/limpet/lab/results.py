@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from limpet import stats
 from limpet.errors import LimpetError
 from limpet.lab import units
-from limpet.lab.page import DIGITS, Entry, Series, entry, series
 from limpet.lab.store import Store, canonical
 from limpet.lab.study import Cell, Study
 from limpet.stats import Estimate, Floats
@@ -76,30 +74,15 @@ class Results:
         """(shards,)"""
         return self(cell, measure).values
 
-    def contrast(self, cell: str, against: str, measure: str = "nll") -> Estimate:
-        """cell - against, paired by shard."""
-        return stats.paired(self.values(cell, measure), self.values(against, measure))
-
-    def interaction(self, a: str, b: str, c: str, d: str, measure: str = "nll") -> Estimate:
-        """(a - b) - (c - d), by shard."""
-        return stats.difference_of_differences(*(self.values(cell, measure) for cell in (a, b, c, d)))
+    def contrast(self, *cells: str, measure: str = "nll") -> Estimate:
+        """a - b of two cells, or (a - b) - (c - d) of four, paired by shard."""
+        compared = stats.paired if len(cells) == 2 else stats.difference_of_differences
+        return compared(*(self.values(cell, measure) for cell in cells))
 
     def matched(self, cell: str, curve: Sequence[str], on: str, measure: str = "nll") -> Estimate:
         """The cell's measure less that of a curve of cells at the cell's own `on`, by shard."""
         nodes = [np.stack([self.values(node, what) for node in curve], 1) for what in (on, measure)]
         return stats.matched(nodes[0], nodes[1], self.values(cell, on), self.values(cell, measure))
-
-    def entries(self, cell: str, measures: Sequence[str], paper: Sequence[str] = ()) -> tuple[Entry, ...]:
-        """Fields of a table: each measure with its error, and the paper's beside."""
-        return tuple(
-            entry(self(cell, measure), DIGITS.get(measure.partition(":")[0], 4), there)
-            for measure, there in zip_longest(measures, paper[: len(measures)], fillvalue="")
-        )
-
-    def series(self, name: str, cells: Sequence[str], x: str | Sequence[float], y: str = "ppl", **style: Any) -> Series:
-        """A line of a figure: a measure of some cells over numbers, or over another of their measures."""
-        over = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
-        return series(name, over, [self(cell, y) for cell in cells], **style)
 
     def rows(self, cell: str | None = None) -> list[Row]:
         """What a probe saw, or all of them, in the order of first appearance."""
@@ -110,9 +93,7 @@ class Results:
         return [
             row
             for row in self.rows()
-            if row.quantity == quantity
-            and model in (None, row.model)
-            and all(row.at.get(name) == value for name, value in at.items())
+            if row.quantity == quantity and model in (None, row.model) and at.items() <= row.at.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,8 +124,6 @@ def collect(study: Study, store: Store) -> Results:
     """Read a study's finished units; all of them must be there."""
     name = units.name(study)
     plan = store.read_plan(name)
-    if plan is None:
-        raise LimpetError(f"the store {store.path} holds no run of {name}: run the study first")
     keys = {cell["name"]: cell["keys"] for cell in plan["cells"]}
     if set(keys) != {cell.name for cell in study.cells} or plan["shards"] != list(study.shards):
         raise LimpetError(f"{name} was another study when it ran in {store.path}: run it again")

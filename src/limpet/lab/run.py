@@ -55,7 +55,7 @@ def run(
     store.write_plan(units.name(study), plan.document)  # also finds out, before any work, whether the store takes it
     summary, missing = Summary(), []
     for group in plan.groups()[index - 1 :: parts]:
-        left = [unit for unit in group if not _there(store, unit.key, unit.cell.name, unit.seed, summary.damaged)]
+        left = [unit for unit in group if not _there(store, unit.key, unit.name, summary.damaged)]
         summary.found += len(group) - len(left)
         missing += [left] if left else []
     # Runners on one store begin at different groups, so that they meet late.
@@ -69,11 +69,11 @@ def run(
     for event in place(job, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
-        spent += event.cost
+        spent += event.unit.cost
         if event.error is None:
             summary.made += 1
         else:
-            summary.failed[f"{event.cell}, seed {event.seed}"] = event.error
+            summary.failed[event.unit.name] = event.error
         left_over = (time.monotonic() - begun) / spent * (cost - spent)
         tell(Progress(event, summary.found + summary.made, total, left_over))
     return summary
@@ -82,21 +82,20 @@ def run(
 def status(store: Store, study: str) -> dict[str, Any]:
     """How much of a study, as it was last run, is in the store: no model is needed."""
     plan = store.read_plan(study)
-    if plan is None:
-        raise LimpetError(f"the store {store.path} holds no run of {study}: limpet study run it first")
     cells: list[dict[str, Any]] = []
     damaged: dict[str, str] = {}
     for cell in plan["cells"]:
         name, keys = cell["name"], cell["keys"]
-        done = sum(_there(store, key, name, seed, damaged) for key, seed in zip(keys, plan["shards"], strict=True))
+        named = zip(keys, (f"{name}, seed {seed}" for seed in plan["shards"]), strict=True)
+        done = sum(_there(store, key, unit, damaged) for key, unit in named)
         cells.append({"name": name, "done": done, "units": len(keys)})
     finished, total = (sum(cell[count] for cell in cells) for count in ("done", "units"))
     return {"study": study, "done": finished, "units": total, "cells": cells, "damaged": damaged}
 
 
-def _there(store: Store, key: str, cell: str, seed: int, damaged: dict[str, str]) -> bool:
+def _there(store: Store, key: str, unit: str, damaged: dict[str, str]) -> bool:
     """Whether a unit is done; what is wrong with a damaged one is noted."""
     found, damage = store.look(key)
     if damage:
-        damaged[f"{cell}, seed {seed}"] = damage
+        damaged[unit] = damage
     return found is not None

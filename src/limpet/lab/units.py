@@ -42,6 +42,10 @@ class Unit:
     def seed(self) -> int:
         return self.shards[self.shard]
 
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, seed {self.seed}"
+
 
 START = attrgetter("seed", "cell.model", "cell.n", "length", "prefixes")
 

@@ -40,17 +40,9 @@ class Job:
 class Event(NamedTuple):
     """A unit that was made, or why it was not."""
 
-    key: str
-    cell: str
-    seed: int
-    cost: int
-    seconds: float
+    unit: Unit
     error: str | None = None
     fatal: bool = False  # nothing else can be made either
-
-
-def told(unit: Unit, seconds: float = 0.0, error: str | None = None, fatal: bool = False) -> Event:
-    return Event(unit.key, unit.cell.name, unit.seed, unit.cost, seconds, error, fatal)
 
 
 class Worker:
@@ -65,7 +57,7 @@ class Worker:
     def work(self, group: Sequence[Unit]) -> Iterator[Event]:
         """Make the units of a group that are not there yet; what fails is told, and loses nothing that is done."""
         begun = time.monotonic()
-        left = {unit.key: unit for unit in group if not self.store.has(unit.key)}
+        left = {unit.key: unit for unit in group if self.store.look(unit.key)[0] is None}
         try:
             with torch.inference_mode():
                 for unit, tensors, rows in self._made(list(left.values())):
@@ -73,10 +65,10 @@ class Worker:
                     seconds, begun = time.monotonic() - begun, time.monotonic()
                     self.store.log({"unit": unit.key, "cell": unit.cell.name, "seed": unit.seed, "seconds": seconds})
                     del left[unit.key]
-                    yield told(unit, seconds)
+                    yield Event(unit)
         except Exception as error:
             reason = str(error) if isinstance(error, LimpetError) else f"{type(error).__name__}: {error}"
-            yield from (told(unit, error=reason, fatal=isinstance(error, Unwritable)) for unit in left.values())
+            yield from (Event(unit, reason, isinstance(error, Unwritable)) for unit in left.values())
 
     def _made(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor], dict[str, Any]]]:
         """What the store is to keep of each unit."""

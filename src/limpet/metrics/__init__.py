@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from limpet.metrics.bleu import SMOOTHINGS, self_bleu
 from limpet.metrics.mauve import frontier_area, mauve
-from limpet.metrics.ngrams import Pack, count, dist, entropy, length, pack, rep
+from limpet.metrics.ngrams import Pack, dist, entropy, length, pack, rep
 
 
 class Metric(NamedTuple):
@@ -32,6 +32,6 @@ METRICS = (
 )  # fmt: skip
 
 __all__ = [
-    "METRICS", "SMOOTHINGS", "Metric", "Pack", "count", "dist", "entropy", "frontier_area", "length", "mauve", "pack",
+    "METRICS", "SMOOTHINGS", "Metric", "Pack", "dist", "entropy", "frontier_area", "length", "mauve", "pack",
     "rep", "self_bleu",
 ]  # fmt: skip

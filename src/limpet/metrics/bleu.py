@@ -12,8 +12,6 @@ from limpet.metrics.ngrams import Floats, Ints, Tokens, ngrams, pack, tally
 
 ORDERS = 4
 EPSILON = 0.1  # method 1's count for an order that matches nothing
-
-
 ABOVE_UNIGRAMS: Floats = np.array([0.0, 1, 1, 1])[:, None]
 
 # From (orders, n) matches and n-grams in all to precisions.

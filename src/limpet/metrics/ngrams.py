@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,10 +116,3 @@ def dist(tokens: Tokens, n: int = 4) -> float:
 def length(tokens: Tokens) -> Floats:
     """How many ids each sequence has."""
     return pack(tokens).lengths.astype(np.float64)
-
-
-def count(tokens: Tokens, ids: Sequence[int]) -> Floats:
-    """How often each sequence holds one of `ids`: special tokens, say."""
-    packed = pack(tokens)
-    hits = np.isin(packed.ids, np.asarray(list(ids), dtype=np.int64))
-    return np.bincount(packed.sequence[hits], minlength=len(packed.lengths)).astype(np.float64)

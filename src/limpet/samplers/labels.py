@@ -41,22 +41,9 @@ def recorded(choice: Choice) -> Tensor:
 
 
 def refreshed(choice: Choice) -> Tensor:
-    """Positions stay visible; their values follow each current argmax."""
-    return _refreshed(choice, choice.visible)
-
-
-def refreshed_half(choice: Choice) -> Tensor:
-    """The same for all positions, at even calls."""
-    return _refreshed(choice, choice.visible & (choice.call % 2 == 0))
-
-
-def refreshed_in_turn(choice: Choice) -> Tensor:
-    """The same for every other position, so that no label changes together with its neighbour."""
+    """Positions stay visible; the values of those that are due follow the current argmax."""
     position = torch.arange(choice.labels.shape[1], device=choice.labels.device)
-    return _refreshed(choice, choice.visible & ((position + choice.call) % 2 == 0))
-
-
-def _refreshed(choice: Choice, due: Tensor) -> Tensor:
+    due = choice.visible & REFRESHING[choice.sampler.values](position, choice.call)
     return torch.where(choice.chosen | due, choice.outcome.top, choice.labels)
 
 
@@ -94,8 +81,13 @@ def _drawn(choice: Choice, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return labels
 
 
+# Of visible positions, those that a call refreshes
+REFRESHING: dict[str, Callable[[Tensor, int], Tensor | bool]] = {
+    "refreshed": lambda position, call: True,
+    "refreshed-half": lambda position, call: call % 2 == 0,
+    # every other one, so that no label changes together with its neighbour
+    "refreshed-in-turn": lambda position, call: (position + call) % 2 == 0,
+}
 RULES: dict[str, Callable[[Choice], Tensor]] = {
-    "argmax": argmax, "second": second, "nucleus": nucleus, "recorded": recorded, "refreshed": refreshed,
-    "refreshed-half": refreshed_half, "refreshed-in-turn": refreshed_in_turn,
+    "argmax": argmax, "second": second, "nucleus": nucleus, "recorded": recorded, **dict.fromkeys(REFRESHING, refreshed)
 }  # fmt: skip
-REFRESHING = ("refreshed", "refreshed-half", "refreshed-in-turn")

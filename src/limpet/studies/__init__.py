@@ -1,38 +1,28 @@
-"""The paper's tables and figures as studies: one small file each, with a title, its cells at a preset's size, and what
-it shows of their results: tables, figures, contrasts and claims."""
+"""The paper's tables and figures as studies: one small file each, with its cells at a preset's size, and what it shows
+of their results: tables, panels of a figure, contrasts, and what each claim rests on. The words stand in studies.toml
+and audits.toml."""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import fields
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.lab.page import Page
+from limpet.lab.claims import Claim
+from limpet.lab.page import Figure, Page
 from limpet.lab.results import Results
 from limpet.lab.study import Study
-from limpet.studies.presets import PRESETS, Preset, preset, sized
+from limpet.studies import audit
+from limpet.studies.presets import PRESETS, Preset, preset
 from limpet.studies.published import Beside
 
-STUDIES = {
-    "nfe-scaling": "GenPPL and entropy over network calls: tables 2 and 3, figure 2 a-b",
-    "frontier": "top-p against CRS budgets at equal calls: table 5, figure 2 c-d",
-    "endpoint": "ancestral or argmax at the last call, on the same paths: table 4",
-    "warmup": "selection that starts later, by how long labels stay visible: tables 6 and 7, figure 3",
-    "factorial": "late top-p by visibility: table 8",
-    "interaction": "what visibility gains as support shrinks: figure 4",
-    "prefix": "continuations of fixed prefixes: table 9 and its contrasts",
-    "storage": "labels copied to the output or also shown to the denoiser: figure 5",
-    "values": "other tokens at the selected positions: appendix E.2",
-    "matched": "CRS against top-p at equal entropy, Dist-4, Rep-4 or Self-BLEU: appendix E.4",
-}
-AUDITS = {  # with presets of their own: they look inside paths and forward states
-    "singleton": "how often top-p leaves one token, and whether it lasts: appendix D.1",
-    "selection": "what two checkpoints select on the same states: appendix D.3",
-    "temperature": "visible context against the best temperature: appendix E.1",
-    "hidden": "later belief in a stored label, hidden at its own position: appendix E.3",
-    "risk": "how often a selected label is wrong, against noise: proposition 2",
-}
+WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("studies.toml").read_text("utf-8"))
+STUDIES = {name: words["about"] for name, words in WORDS.items()}
+PARTS = ("tables", "panels", "contrasts", "claims")  # what a study's file may make of its results
+# With presets of their own: they look inside paths and forward states.
+AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
 
 
 def study(name: str, size: Any) -> Study:
@@ -40,15 +30,23 @@ def study(name: str, size: Any) -> Study:
     if name not in {**STUDIES, **AUDITS}:
         raise LimpetError(f"there is no study {name!r}; there are {', '.join(STUDIES)}, or give a .toml file")
     module: Any = importlib.import_module(f"limpet.studies.{name.replace('-', '_')}")
+    about = {**WORDS, **audit.FILE.content}[name]
 
     def show(results: Results) -> Page:
-        parts = {part.name: getattr(module, part.name, None) for part in fields(Page)}
-        beside = Beside(**vars(results))
-        return Page(**{part: tuple(make(beside, size)) for part, make in parts.items() if make})
+        makers = {"tables": audit.tables, **vars(module)} if name in AUDITS else vars(module)
+        beside = Beside(**vars(results), size=size, words=about)
+        made = {part: makers[part](beside, size) for part in PARTS if part in makers}
+        panels, claims = tuple(made.get("panels", ())), about.get("claims", {}).items()
+        rests = {key: made.get("claims", {}).get(key) or beside.findings(claim) for key, claim in claims}
+        return Page(
+            tuple(made.get("tables", ())),
+            (Figure(name, about["shows"].format(size=size), panels),) if panels else (),
+            tuple(made.get("contrasts", ())),
+            tuple(Claim(one["where"], one["text"].format(size=size), rests[key]) for key, one in claims if rests[key]),
+        )
 
-    conventions = getattr(module, "CONVENTIONS", {})
-    cells = tuple(module.cells(size))
-    return Study(name, module.TITLE, cells, size.shards, show, size.judges, preset=size.name, conventions=conventions)
+    cells, rules = tuple(module.cells(size)), about.get("conventions", {})
+    return Study(name, about["title"], cells, size.shards, show, size.judges, preset=size.name, conventions=rules)
 
 
-__all__ = ["AUDITS", "PRESETS", "STUDIES", "Preset", "preset", "sized", "study"]
+__all__ = ["AUDITS", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "study"]

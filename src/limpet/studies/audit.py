@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from textwrap import fill
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
 
 from limpet.compare import SHARDS
+from limpet.files import Toml
 from limpet.lab.page import Entry, Panel, Table, number, series
 from limpet.lab.results import Results, Row
 from limpet.lab.study import Judging, Look, Probe
@@ -20,6 +22,8 @@ from limpet.studies.paths import Settings
 
 READING = "The paper's figures are of Duo and Duo-distilled, at its own sizes."
 HEAD = ("model", "quantity", "at", "here", "events", "paper")
+
+FILE = Toml(Path(__file__).with_name("audits.toml"), "it comes with limpet")
 
 S = TypeVar("S", bound=Settings)
 
@@ -32,12 +36,25 @@ class Preset(Generic[S]):
     settings: S
     precision: Literal["float32", "bfloat16"] = "float32"
     shards: tuple[int, ...] = SHARDS
-    models: tuple[str, ...] = ("mini", "mini-distilled")
+    models: tuple[str, ...] = ()
     judges: ClassVar[tuple[Judging, ...]] = ()  # nothing is scored
 
 
-def presets(*each: Preset[S]) -> dict[str, Preset[S]]:
-    return {preset.name: preset for preset in each}
+def presets(name: str, settings: type[S]) -> dict[str, Preset[S]]:
+    """The sizes of an audit, as they are written down."""
+    own, found = FILE.content[name], {}
+    for size, told in own["presets"].items():
+        made = FILE.build(settings, told["settings"], name, "presets", size, "settings")
+        whole = {"name": size, "models": own["models"], **told, "settings": made}
+        found[size] = FILE.build(Preset, whole, name, "presets", size)
+    return found
+
+
+def checkpoint(model: str) -> str:
+    """Which of the paper's two checkpoints a model stands beside; none for an exact source."""
+    if model.startswith("exact:"):
+        return ""
+    return "Duo-distilled" if "distilled" in model else "Duo"
 
 
 def each(look: Look) -> Callable[[Preset[Any]], list[Probe]]:
@@ -50,26 +67,18 @@ def percent(hits: float | Tensor, of: float) -> tuple[float, str, int]:
     return 100 * float(hits) / of if of else math.nan, "%", int(of)
 
 
-# The paper beside
-
-
-def beside(published: Mapping[tuple[Any, ...], str]) -> Callable[[Row], str]:
-    """What the paper publishes for a row's counterpart, of its figures by (checkpoint, quantity, *where)."""
-    return lambda row: published.get((checkpoint(row.model), row.quantity, *row.at.values()), "")
-
-
-def checkpoint(model: str) -> str:
-    """Which of the paper's two checkpoints a model stands beside; none for an exact source."""
-    if model.startswith("exact:"):
-        return ""
-    return "Duo-distilled" if "distilled" in model else "Duo"
-
-
 # A table
 
 
-def tabled(asks: str, paper: Callable[[Row], str]) -> Callable[[Results, Any], list[Table]]:
-    """The table of an audit, one line a row: where, ours with its error, how many events, and the paper's."""
+def tables(results: Results, preset: Any) -> list[Table]:
+    """One line a row: where, ours with its error, how many events, and what the paper publishes for its counterpart."""
+    own = FILE.content[results.study.name]
+
+    def paper(row: Row) -> str:
+        figure = own["paper"].get(row.quantity, "")
+        if isinstance(figure, dict):
+            figure = figure.get(" ".join(map(str, row.at.values())), "")
+        return str(figure) if checkpoint(row.model) in own.get("checkpoints", [checkpoint(row.model)]) else ""
 
     def line(row: Row) -> tuple[Entry, ...]:
         at = ", ".join(f"{name} {value}" for name, value in row.at.items())
@@ -77,11 +86,8 @@ def tabled(asks: str, paper: Callable[[Row], str]) -> Callable[[Results, Any], l
         events = "" if row.events is None else f"{row.events:,}"
         return tuple(map(Entry, (row.model, row.quantity, at, with_error(row.estimate) + unit, events, paper(row))))
 
-    def tables(results: Results, preset: Any) -> list[Table]:
-        groups = tuple(tuple(map(line, rows)) for _, rows in groupby(results.rows(), lambda row: row.model))
-        return [Table(results.study.name, f"{asks} {READING}", HEAD, groups, names=3)]
-
-    return tables
+    groups = tuple(tuple(map(line, rows)) for _, rows in groupby(results.rows(), lambda row: row.model))
+    return [Table(results.study.name, f"{own['asks']} {READING}", HEAD, groups, names=3)]
 
 
 def with_error(estimate: Estimate) -> str:

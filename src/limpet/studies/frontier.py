@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from limpet.lab.claims import Claim, Finding, above, below, claim
-from limpet.lab.page import Contrast, Figure, Panel, Table
+from limpet.lab.claims import Finding, above, below
+from limpet.lab.page import Contrast, Panel, Table
 from limpet.lab.study import Cell
 from limpet.stats import Estimate
 from limpet.studies.presets import Preset
-from limpet.studies.published import Beside, printed
+from limpet.studies.published import Beside, Claims, printed
 
-TITLE = "Are support restriction and persistent context interchangeable?"
 BUDGETS = (0.125, 0.25, 0.5, 1.0)  # of the length: the paper's 128, 256, 512 and 1024
 MATCHABLE = {"distilled": BUDGETS, "base": BUDGETS[1:]}  # with an entropy on the model's curve, as the paper finds it
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
@@ -38,15 +37,14 @@ def cells(preset: Preset) -> Iterable[Cell]:
 
 
 def tables(results: Beside, preset: Preset) -> Iterator[Table]:
-    for role, model in preset.captions.items():
+    for role in preset.captions:
         masses = {f"{role}/p/{p}": (f"p={p}",) for p in preset.masses}
         budgets = {f"{role}/D/{d}": (f"D={d:g}L",) for d in BUDGETS}
-        caption = f"{model}: top-p at every step, and CRS by budget, at {preset.nfe} calls."
-        yield results.table(f"frontier-{role}", caption, ("Control",), (masses, budgets))
+        yield results.measured(f"frontier-{role}", (masses, budgets))
 
 
-def figures(results: Beside, preset: Preset) -> Iterator[Figure]:
-    def panel(role: str) -> Panel:
+def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
+    for role in preset.roles:
         sweeps = {
             "global top-p": {f"{role}/p/{p}": f"{p:g}" for p in preset.masses},
             "CRS budget": {f"{role}/D/{d}": f"{d:g}L" for d in BUDGETS},
@@ -57,10 +55,7 @@ def figures(results: Beside, preset: Preset) -> Iterator[Figure]:
         if role == "distilled":
             cells = [f"distilled/warmup/{f}" for f in WARMUPS]
             series.append(results.series("CRS warmup", cells, "entropy", joined=False, open=True))
-        return Panel(preset.captions[role], "unigram entropy", "GenPPL", tuple(series), log_y=True)
-
-    caption = f"GenPPL over entropy at {preset.nfe} calls: sweeps of top-p, of the budget, and of the warmup."
-    yield Figure("frontier", caption, tuple(panel(role) for role in preset.roles))
+        yield Panel(preset.captions[role], "unigram entropy", "GenPPL", series, log_y=True)
 
 
 def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
@@ -71,29 +66,14 @@ def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
             yield Contrast(name, residual(results, preset, cell), paper)
 
 
-def claims(results: Beside, preset: Preset) -> Iterator[Claim]:
+def claims(results: Beside, preset: Preset) -> Claims:
     def matched(cell: str, what: str) -> Finding:
         paper = printed("nll", f"{cell} at equal entropy")
         return below(f"NLL less top-p at equal entropy, {what}", residual(results, preset, cell), paper=paper)
 
-    def budgets(role: str) -> list[Finding]:
-        return [matched(f"{role}/D/{d}", f"D={d:g}L") for d in MATCHABLE[role]]
-
-    yield claim(
-        "section 5.3 and appendix E.4",
-        "At matched entropy CRS has lower GenNLL than global top-p on the distilled model, across the budgets",
-        budgets("distilled"),
-    )
-    yield claim(
-        "section 5.3",
-        "On the base model too CRS has lower GenNLL than global top-p at matched entropy",
-        budgets("base"),
-    )
-    warmups = [matched(f"distilled/warmup/{f}", f"warmup {f:g}") for f in WARMUPS]
-    yield claim("section 5.2", "All four warmup endpoints lie below the matched global top-p curve", warmups)
     rep = residual(results, preset, "distilled/D/0.5", measure="rep-4")
-    yield claim(
-        "section 5.3",
-        "Global top-p has lower Rep-4 than CRS at matched entropy",
-        [above("Rep-4 of CRS D=0.5L less top-p at equal entropy", rep)],
-    )
+    return {
+        **{role: [matched(f"{role}/D/{d}", f"D={d:g}L") for d in budgets] for role, budgets in MATCHABLE.items()},
+        "warmups": [matched(f"distilled/warmup/{f}", f"warmup {f:g}") for f in WARMUPS],
+        "repetition": [above("Rep-4 of CRS D=0.5L less top-p at equal entropy", rep)],
+    }

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from limpet.lab.claims import Claim, Finding, above, below, claim, within
+from limpet.lab.claims import Finding, above, below, within
 from limpet.lab.page import Entry, Table, signed
 from limpet.lab.study import DIVERSITY, Cell
 from limpet.studies import frontier
 from limpet.studies.presets import Preset
-from limpet.studies.published import NAMES, Beside, Side, printed
+from limpet.studies.published import NAMES, Beside, Claims, Side, printed
 
-TITLE = "CRS against top-p at equal diversity"
 NEARLY = 0.1  # nats: twice the paper's own error on Dist-4
 
 
@@ -24,22 +23,18 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
         estimate = frontier.residual(results, preset, cell, on)
         return Entry(signed(estimate, 3), results.paper(f"{cell} at equal {on}", "nll"))
 
-    caption = (
-        f"{preset.captions['distilled']}: NLL of CRS less global top-p at equal diversity, nats per token, "
-        "interpolated in each shard and never beyond its curve (n/a). Negative favours CRS."
-    )
-    head = ("Matched on", *(NAMES[on] for on in DIVERSITY))
     rows = ((Entry(f"D={d:g}L"), *(residual(f"distilled/D/{d}", on) for on in DIVERSITY)) for d in frontier.BUDGETS)
-    yield Table("matched", caption, head, (tuple(rows),))
+    yield results.table("matched", [rows], *(NAMES[on] for on in DIVERSITY))
 
 
-def claims(results: Beside, preset: Preset) -> Iterator[Claim]:
+def claims(results: Beside, preset: Preset) -> Claims:
     def residual(side: Side, on: str, **bound: float) -> Finding:
         cell = "distilled/D/0.5"
         estimate, paper = frontier.residual(results, preset, cell, on), printed("nll", f"{cell} at equal {on}")
         return side(f"NLL residual, matched on {NAMES[on]}", estimate, paper=paper, **bound)
 
-    where, lower = "appendix E.4", [residual(below, on) for on in ("entropy", "self-bleu")]
-    yield claim(where, "At equal entropy and at equal Self-BLEU, CRS has lower NLL than global top-p", lower)
-    yield claim(where, "At equal Dist-4 the two are close", [residual(within, "dist-4", bound=NEARLY)])
-    yield claim(where, "At equal Rep-4 global top-p has lower NLL", [residual(above, "rep-4")])
+    return {
+        "lower": [residual(below, on) for on in ("entropy", "self-bleu")],
+        "close": [residual(within, "dist-4", bound=NEARLY)],
+        "higher": [residual(above, "rep-4")],
+    }

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from limpet.denoisers import Denoiser
-from limpet.denoisers.exact import Source
+from limpet.denoisers.exact import Source, forward_path
 from limpet.denoisers.files import MINIS
 from limpet.engine import process
 from limpet.engine.path import Path, State, open_path
-from limpet.engine.streams import Purpose, Stream, uniform_token
+from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
 from limpet.samplers import Sampler
 
@@ -130,12 +130,4 @@ def within(model: Denoiser, clean: Tensor) -> Tensor:
 
 def forward_states(clean: Tensor, times: Sequence[float], model: Denoiser, seed: int) -> list[Tensor]:
     """One exact forward path of each sequence: its noisy tokens at rising times, each from the one before."""
-    stream, state, signal = Stream(seed, torch.arange(len(clean))), clean, 1.0
-    made = []
-    for node, t in enumerate(times):
-        keep, fresh = stream.uniforms(node, torch.arange(clean.shape[1]), Purpose.NOISE)
-        here = float(model.schedule.signal(t))
-        state = torch.where(keep < here / signal, state, uniform_token(fresh, model.vocab_size))
-        signal = here
-        made.append(state)
-    return made
+    return forward_path(clean, [float(model.schedule.signal(t)) for t in times], model.vocab_size, seed)

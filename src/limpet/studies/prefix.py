@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from limpet.lab.claims import Claim, Finding, above, below, claim, within
+from limpet.lab.claims import Finding, above, below, within
 from limpet.lab.page import Contrast, Table
 from limpet.lab.study import DIVERSITY, Cell
 from limpet.samplers import CRS
 from limpet.studies.presets import Preset
-from limpet.studies.published import NAMES, Beside, row
+from limpet.studies.published import NAMES, Beside, Claims, Side, row
 
-TITLE = "Continuations of fixed prefixes"
 ROWS = (  # the table's: late top-p and horizon; the last applies p at every step
     ("1.0", "0"), ("1.0", "short"), ("1.0", "ever"), ("0.9", "short"), ("0.8", "0"), ("0.8", "short"), ("0.8", "ever"),
     ("all 0.8", "0"),
@@ -41,19 +40,11 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
     def named(late: str, horizon: str) -> tuple[str, str]:
         return late.capitalize() if late.startswith("all") else f"Late {late}", preset.shown[horizon]
 
-    start, length = preset.prompts.tokens, preset.prompted_length
-    yield results.table(
-        "prefix",
-        f"Continuations of {length - start} tokens after {start}: conditional perplexity under each judge, "
-        "diversity of the continuation alone.",
-        ("Top-p schedule", "H"),
-        [{f"prefix/{late}/{h}": named(late, h) for late, h in rows} for rows in (ROWS[:-1], ROWS[-1:])],
-        (*(f"ppl:{judge}" for judge in results.judges), *DIVERSITY[:3]),
-    )
+    groups = [{f"prefix/{late}/{h}": named(late, h) for late, h in rows} for rows in (ROWS[:-1], ROWS[-1:])]
+    yield results.measured("prefix", groups, (*(f"ppl:{judge}" for judge in results.judges), *DIVERSITY[:3]))
     arms = {"prefix/all 0.8/0": ("p=0.8 at every step, H=0",)}
     arms |= {f"prefix/0.8/{h}": (f"late p=0.8, H={preset.shown[h]}",) for h in ("short", "ever")}
-    caption = "Self-BLEU among the continuations of a prompt."
-    yield results.table("prefix-self-bleu", caption, ("Policy",), [arms], ["self-bleu"])
+    yield results.measured("prefix-self-bleu", [arms], ["self-bleu"])
 
 
 Differences = Mapping[str, tuple[str, ...]]  # of two cells, or of two such differences, by name
@@ -80,36 +71,28 @@ def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     for measure, judge in ((f"nll:{judge}", judge) for judge in results.judges):
         for some in differences(preset):
             for name, cells in some.items():
-                estimate, paper = results.difference(*cells, measure=measure), results.paper(row(*cells), measure)
+                estimate, paper = results.contrast(*cells, measure=measure), results.paper(row(*cells), measure)
                 yield Contrast(f"{name} ({judge})", estimate, paper)
 
 
-def claims(results: Beside, preset: Preset) -> Iterator[Claim]:
+def claims(results: Beside, preset: Preset) -> Claims:
     def positive(some: Differences) -> list[Finding]:
         return [results.finding(above, name, *cells) for name, cells in some.items()]
 
+    def persistent(side: Side, measure: str) -> Finding:
+        name, cells = f"{NAMES[measure]}, H=∞ less H=0, late p=1", ("prefix/1.0/ever", "prefix/1.0/0")
+        return results.finding(side, name, *cells, measure=measure)
+
     gains, more, against = differences(preset)
-    yield claim(
-        "appendix D.6",
-        "Visible labels lower the NLL of continuations, at first and when kept for ever, at p=1 and at p=0.8",
-        positive(gains),
-    )
-    yield claim("appendix D.6", "Lowering late p attenuates the horizon effect", positive(more))
-    yield claim(
-        "section 5.3",
-        "In fixed-prefix continuation the first judge favours p=0.8 at every step over late p=0.8 with selection",
-        positive(against),
-    )
-    yield claim(
-        "appendix D.6",
-        "Persistent context lowers Dist-4 and raises Rep-4 of continuations at p=1",
-        [results.finding(side, f"{NAMES[measure]}, H=∞ less H=0, late p=1", "prefix/1.0/ever", "prefix/1.0/0",
-                         measure=measure) for side, measure in ((below, "dist-4"), (above, "rep-4"))],
-    )  # fmt: skip
+    found = {
+        "visible": positive(gains),
+        "attenuated": positive(more),
+        "first-judge": positive(against),
+        "repeats": [persistent(below, "dist-4"), persistent(above, "rep-4")],
+    }
     for judge in results.judges[1:2]:
-        yield claim(
-            "section 5.3",
-            "The second judge does not tell p=0.8 at every step from late p=0.8 with selection",
-            [results.finding(within, f"{name} ({judge})", *cells, measure=f"nll:{judge}", bound=ALIKE)
-             for name, cells in against.items()],
-        )  # fmt: skip
+        found["second-judge"] = [
+            results.finding(within, f"{name} ({judge})", *cells, measure=f"nll:{judge}", bound=ALIKE)
+            for name, cells in against.items()
+        ]
+    return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
+from limpet.files import Toml
 from limpet.lab.study import Judging, Prompts
 from limpet.samplers import CRS, Native, knobs
 
@@ -44,6 +44,11 @@ class Preset:
         return max(1, self.nfe // 8)
 
     @property
+    def continued(self) -> int:
+        """Tokens of a continuation."""
+        return self.prompted_length - self.prompts.tokens
+
+    @property
     def crs(self) -> CRS:
         """CRS at this preset's calls."""
         return CRS(nfe=self.nfe)
@@ -70,30 +75,23 @@ class Preset:
 
 def _read() -> Iterator[Preset]:
     """Each with all that the one which it is like has."""
-    known: dict[str, dict[str, Any]] = {}
-    for name, own in tomllib.loads((HERE / "presets.toml").read_text("utf-8")).items():
-        known[name] = {**known.get(own.pop("like", ""), {}), **own}
-        sizes = dict(known[name])
-        sizes |= {field: tuple(sizes[field]) for field in ("shards", "nfes", "masses")}
-        sizes["nodes"] = {role: tuple(nodes) for role, nodes in sizes["nodes"].items()}
-        sizes["judges"] = tuple(Judging(**judging) for judging in sizes["judges"])
-        beside = HERE / sizes["prompts"]["texts"]
-        sizes["prompts"] = Prompts(**sizes["prompts"] | ({"texts": str(beside)} if beside.is_file() else {}))
-        yield Preset(name, **sizes)
+    file = Toml(HERE / "presets.toml", "it comes with limpet")
+    known: dict[str, dict[str, Any]] = {"": {}}
+    for name, own in file.content.items():
+        known[name] = {**known[own.pop("like", "")], **own}
+        made = file.build(Preset, {"name": name, **known[name]}, name)
+        beside = HERE / made.prompts.texts
+        yield replace(made, prompts=replace(made.prompts, texts=str(beside))) if beside.is_file() else made
 
 
 PRESETS = {preset.name: preset for preset in _read()}
 
 
-def preset(name: str) -> Preset:
+def preset(name: str, n: int | None = None, prompts: str | None = None) -> Preset:
+    """A preset by name, its own number of samples or prompts replaced where told."""
     if name not in PRESETS:
         raise LimpetError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-    return PRESETS[name]
-
-
-def sized(name: str, n: int | None = None, prompts: str | None = None) -> Preset:
-    """A preset with its own number of samples or prompts replaced."""
-    found = preset(name)
+    found = PRESETS[name]
     if n is not None:
         found = replace(found, n=n, fine_n=n, audit_n=n, prompted_n=n * found.prompts.each)
     if prompts is not None:

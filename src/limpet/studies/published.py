@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from limpet.lab.claims import Finding
-from limpet.lab.page import Entry, Series, Table
+from limpet.lab.claims import Finding, above, below, within
+from limpet.lab.page import Entry, Series, Table, number, series
 from limpet.lab.results import Results
-from limpet.stats import Estimate
 
 NAMES = {"ppl": "GenPPL", "entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU"}
+DIGITS = {"ppl": 2, "entropy": 3, "selected": 2, "visible": 2}  # of a measure in a table; 4 of the others
 Side = Callable[..., Finding]  # below, above or within a bound
+SIDES: dict[str, Side] = {"below": below, "above": above, "within": within}
+Claims = Mapping[str, Sequence[Finding]]  # what each claim of a study rests on
 
 # By study, by row, by measure. Rows of the same name are of the same cells, so that studies can share them.
 TABLES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text("utf-8"))
@@ -23,11 +28,6 @@ PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()
 def value(text: str) -> float:
     """The number of an entry, its error not counted: "41.79 ± 0.84"."""
     return float(text.partition(" ± ")[0])
-
-
-def nll_difference(text: str, against: str) -> float:
-    """Of two GenPPLs."""
-    return math.log(value(text)) - math.log(value(against))
 
 
 def row(*cells: str) -> str:
@@ -48,8 +48,12 @@ def printed(measure: str, *cells: str) -> float | None:
     return None if one is None or other is None else one - other
 
 
+@dataclass(frozen=True, kw_only=True)
 class Beside(Results):
     """Results, and beside them what the paper prints for the same cells."""
+
+    size: Any  # the study's preset
+    words: Mapping[str, Any]  # and what is written down of it
 
     def theirs(self, measure: str) -> str:
         """A measure as the paper's: its judges are the first and the second, whatever their names here."""
@@ -61,39 +65,55 @@ class Beside(Results):
         """As it is printed, if it is."""
         return PRINTED.get(row, {}).get(self.theirs(measure), "")
 
-    def entries(self, cell: str, measures: Sequence[str], paper: Sequence[str] = ()) -> tuple[Entry, ...]:
-        return super().entries(cell, measures, paper or [self.paper(cell, measure) for measure in measures])
-
-    def table(
-        self,
-        name: str,
-        caption: str,
-        head: tuple[str, ...],
-        groups: Iterable[Mapping[str, tuple[str, ...]]],
-        measures: Sequence[str] = ("ppl", "entropy"),
-    ) -> Table:
-        """Measures of cells, which are given with what names their rows; `head` stands over these names."""
-        heads = (measure.partition(":")[2] or NAMES[measure] for measure in measures)
-        rows = (
-            tuple((*map(Entry, names), *self.entries(cell, measures)) for cell, names in group.items())
-            for group in groups
+    def entries(self, cell: str, measures: Sequence[str]) -> tuple[Entry, ...]:
+        """Fields of a table: each measure with its error, and the paper's beside."""
+        return tuple(
+            Entry(number(self(cell, measure), DIGITS.get(measure.partition(":")[0], 4)), self.paper(cell, measure))
+            for measure in measures
         )
-        return Table(name, caption, (*head, *heads), tuple(rows), names=len(head))
+
+    def table(self, name: str, groups: Iterable[Iterable[Iterable[Entry]]], *columns: str) -> Table:
+        """Rows under the caption and the head that the study's words give a table, and more columns."""
+        words = self.words["tables"][name]
+        heads = (one.format(size=self.size) for one in (*words["head"], *words.get("columns", ())))
+        rows = tuple(tuple(map(tuple, group)) for group in groups)
+        return Table(name, words["caption"].format(size=self.size), (*heads, *columns), rows, len(words["head"]))
+
+    def measured(
+        self, name: str, groups: Iterable[Mapping[str, Sequence[str]]], measures: Sequence[str] = ("ppl", "entropy")
+    ) -> Table:
+        """Measures of cells, which are given with what names their rows."""
+        rows = (((*map(Entry, names), *self.entries(cell, measures)) for cell, names in one.items()) for one in groups)
+        return self.table(name, rows, *(measure.partition(":")[2] or NAMES[measure] for measure in measures))
+
+    def series(self, name: str, cells: Sequence[str], x: str | Sequence[float], y: str = "ppl", **style: Any) -> Series:
+        """A line of a figure: a measure of some cells over numbers, or over another of their measures."""
+        over = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
+        return series(name, over, [self(cell, y) for cell in cells], **style)
 
     def noted(self, name: str, cells: Sequence[str], x: Sequence[float], y: str, note: str) -> Series:
         """A line of a figure with another measure at its points, in parentheses."""
         notes = tuple(f"({self(cell, note).mean:.2f})" for cell in cells)
         return self.series(name, cells, x, y, notes=notes)
 
-    def difference(self, *cells: str, measure: str = "nll") -> Estimate:
-        """Of two cells, or of two such differences."""
-        made: Callable[..., Estimate] = self.contrast if len(cells) == 2 else self.interaction
-        return made(*cells, measure)
-
     def finding(self, side: Side, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
         """On which side a difference falls, with the paper's."""
         paper = printed(self.theirs(measure), *cells)
-        return side(name, self.difference(*cells, measure=measure), paper=paper, **bound)
+        return side(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
+
+    def findings(self, claim: Mapping[str, Any]) -> list[Finding]:
+        """What a claim rests on by the study's words: every rule, at every combination of what it names."""
+        found = []
+        for rule in claim.get("findings", ()):
+            each = {
+                key: getattr(self.size, of) if isinstance(of, str) else of for key, of in rule.get("each", {}).items()
+            }
+            how = {key: rule[key] for key in ("measure", "bound") if key in rule}
+            for values in product(*each.values()):
+                at = {"size": self.size, **dict(zip(each, values, strict=True))}
+                name, *cells = (text.format(**at) for text in (rule["name"], *rule["cells"]))
+                found.append(self.finding(SIDES[rule["side"]], name, *cells, **how))
+        return found
 
 
 def ticks(at: Iterable[float]) -> tuple[tuple[float, str], ...]:

@@ -10,20 +10,16 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from limpet.compare import SHARDS
 from limpet.denoisers import Denoiser
 from limpet.engine import selector
 from limpet.errors import LimpetError
-from limpet.lab.page import Figure, Panel, Series, series
+from limpet.lab.page import Panel, Series, series
 from limpet.lab.results import Results
 from limpet.lab.study import Probe, Seen
 from limpet.samplers import CRS
 from limpet.stats import Estimate
 from limpet.studies import paths
-from limpet.studies.audit import Preset, models_of, one, percent, presets, tabled
-
-TITLE = "What two checkpoints select on shared states"
-ASKS = "How two checkpoints differ in what they select, on the same exact forward states."
+from limpet.studies.audit import Preset, models_of, one, percent, presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,36 +28,7 @@ class Settings(paths.Forward):
     bins: int = 10  # of the reliability curve
 
 
-PRESETS = presets(
-    Preset("smoke", Settings(paths=1, length=64, times=(0.2, 0.67)), "bfloat16", SHARDS[:2]),
-    Preset("mini", Settings(paths=16)),
-    Preset("paper", Settings(paths=16, count=25)),
-)
-
-# The paper gives ranges over its six times, for the pair base Duo and Duo-distilled.
-PAPER = {
-    "self accuracy, difference": "0.9 to 2.1 over t",
-    "Jaccard": "0.43 to 0.53 over t",
-    "argmax agreement": "99.75 or more",
-    "fixed-position accuracy, difference": "0.25 or less in size",
-    "self error": "3.5 to 8.1 over t, both checkpoints",
-    "confidence": "nearly 100",
-}
-
-CONVENTIONS = {
-    "self accuracy": "of the labels at the positions that the checkpoint itself selects, those that are right",
-    "self error": "100 less that",
-    "confidence": "the law's mass on those labels",
-    "cross accuracy": "of its argmax tokens at the positions that the other checkpoint selects",
-    "self accuracy, difference": "second checkpoint less first, each on its own positions, points, paired by shard",
-    "fixed-position accuracy, difference": "second less first, both on the positions of the one named",
-    "argmax agreement": "both checkpoints have the same argmax, on the positions of the one named",
-    "Jaccard": "positions that both select over positions that either does, mean over sequences",
-    "reliability": "accuracy of the argmax at all positions and times whose confidence falls in a bin of this centre",
-    "selection": "least deficit first, spacing 4, the count alone as a limit, no budget; leave-one-out laws; never the "
-    "end tokens that a text is cut at",
-    "states": "one exact forward path of each text, the same for both checkpoints",
-}
+PRESETS = presets("selection", Settings)
 
 
 def cells(preset: Preset[Settings]) -> list[Probe]:
@@ -133,10 +100,7 @@ def compared(first: View, second: View, clean: Tensor) -> dict[tuple[str, str], 
     return found
 
 
-tables = tabled(ASKS, lambda row: PAPER.get(row.quantity, ""))
-
-
-def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
+def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
     """Error of what each selects, overlap and agreement against time, and the reliability curves."""
     models, times = models_of(results, "self error"), preset.settings.times
     jaccard = [Estimate(100 * one(results, "Jaccard", t=t).values) for t in times]
@@ -148,9 +112,6 @@ def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
         bins = [row for row in results.of("reliability", model) if math.isfinite(row.estimate.mean)]
         curves.append(series(model, [100 * row.at["confidence"] for row in bins], [row.estimate for row in bins]))
     curves.append(Series("as sure as right", (0, 100), (0, 100)))
-    panels = (
-        Panel("wrong labels among the selected", "t", "%", tuple(errors)),
-        Panel("overlap and agreement", "t", "%", tuple(overlap)),
-        Panel("reliability, all positions", "confidence, %", "accuracy, %", tuple(curves)),
-    )
-    yield Figure("selection", "What two checkpoints select on the same states, against time.", panels)
+    yield Panel("wrong labels among the selected", "t", "%", errors)
+    yield Panel("overlap and agreement", "t", "%", overlap)
+    yield Panel("reliability, all positions", "confidence, %", "accuracy, %", curves)

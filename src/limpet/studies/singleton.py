@@ -8,18 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limpet.compare import SHARDS
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, generate
-from limpet.lab.page import Figure
+from limpet.lab.page import Panel
 from limpet.lab.results import Results
 from limpet.lab.study import Seen
 from limpet.samplers import Native
 from limpet.studies import paths
-from limpet.studies.audit import Preset, bars, beside, each, models_of, percent, presets, tabled
+from limpet.studies.audit import Preset, bars, each, models_of, percent, presets
 
-TITLE = "Point hypotheses along a path"
-ASKS = "How often top-p leaves one token, and whether that token lasts."
 CERTAIN = 1e-8  # a bridge whose largest mass is this near to 1 counts as deterministic
 
 
@@ -29,30 +26,7 @@ class Settings(paths.Settings):
     last: int = 10  # reverse steps of the "last steps"
 
 
-PRESETS = presets(
-    Preset("smoke", Settings(paths=1, nfe=12, length=48), "bfloat16", SHARDS[:2]),
-    Preset("mini", Settings(paths=2), "bfloat16"),
-    Preset("paper", Settings(paths=4)),
-)
-
-PAPER = {
-    ("Duo-distilled", quantity, p): figure
-    for p, figures in {
-        0.8: ("35.44 ± 0.32", "58.46 ± 0.90", "99.65 ± 0.03", "95.93 ± 0.20", "94.80 ± 0.06"),
-        0.9: ("27.54 ± 0.43", "45.56 ± 0.24", "99.78 ± 0.02", "97.16 ± 0.12", "94.76 ± 0.09"),
-    }.items()
-    for quantity, figure in zip(
-        ("singleton", "singleton, last steps", "next step", "final", "stochastic bridge"), figures, strict=True
-    )
-}
-
-CONVENTIONS = {
-    "singleton": "pairs of a position and a reverse step where top-p, by the sampler's own boundary, keeps one token",
-    "singleton, last steps": "the same over the last reverse steps",
-    "next step": "of those, the argmax of the next call (the readout's too) is the same token",
-    "final": "of those, the output is the same token",
-    "stochastic bridge": "of those, the bridge from the state to the token has no mass of 1 - 1e-8 or more",
-}
+PRESETS = presets("singleton", Settings)
 
 
 def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
@@ -95,13 +69,12 @@ def largest_mass(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, v
     return torch.maximum(at_token, at_state) / (signal_t * same + rest)
 
 
-cells, tables = each(look), tabled(ASKS, beside(PAPER))
+cells = each(look)
 
 
-def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
+def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
     """How many pairs are singletons, and how many of those last."""
     models = models_of(results, "singleton")
     groups = {f"{model}, p = {p}": (model, {"p": p}) for model in models for p in preset.settings.masses}
     shown = (("singleton", "singleton, last steps"), ("next step", "final", "stochastic bridge"))
-    caption = "How many pairs of a position and a step are singletons, and how many of those last."
-    yield Figure("singleton", caption, tuple(bars(results, quantities, groups) for quantities in shown))
+    yield from (bars(results, quantities, groups) for quantities in shown)

@@ -12,20 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limpet.compare import SHARDS
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, State
 from limpet.errors import LimpetError
-from limpet.lab.page import Figure
+from limpet.lab.page import Panel
 from limpet.lab.results import Results
 from limpet.lab.study import Probe, Seen
 from limpet.samplers import CRS
 from limpet.samplers.crs import OPEN
 from limpet.studies import paths
-from limpet.studies.audit import Preset, bars, beside, each, models_of, percent, presets, tabled
+from limpet.studies.audit import Preset, bars, each, models_of, percent, presets
 
-TITLE = "Visible context against the best scalar temperature"
-ASKS = "Whether visible context does more to a law than the best temperature could."
 LARGEST = 4096.0  # inverse temperatures beyond it are not looked for
 BISECTIONS = 48
 TOP = 64  # the most likely tokens of each law, among which inversions are looked for
@@ -38,31 +35,7 @@ class Settings(paths.Settings):
     positions: int = 8  # unselected positions audited in each
 
 
-PRESETS = presets(
-    Preset("smoke", Settings(paths=1, nfe=12, length=64, calls=3), shards=SHARDS[:2]),
-    Preset("mini", Settings(paths=2)),
-    Preset("paper", Settings(paths=8)),
-)
-
-PAPER = {
-    ("Duo-distilled", "residual"): "79.4 ± 2.1",
-    ("Duo-distilled", "top-rank change"): "30.2 ± 0.8",
-    ("Duo-distilled", "rank inversion"): "99.89 ± 0.06",
-    ("Duo-distilled", "optimum at a bound"): "0",
-    ("Duo-distilled", "control, top-rank change"): "0",
-    ("Duo-distilled", "control, rank inversion"): "0",
-}
-
-CONVENTIONS = {
-    "residual": "sum of KL(with || best temperature of without) over sum of KL(with || without), pooled by shard",
-    "divergence": "mean KL(with || without), nats",
-    "top-rank change": "pairs where the two laws have another argmax",
-    "rank inversion": f"pairs where some two tokens of the union of both top {TOP} change order; ties within {TIE:g}",
-    "inverse temperature": "median of the fitted beta",
-    "optimum at a bound": f"fits that end at beta = 0 or {LARGEST:g}",
-    "control": "the same in the first call after warmup, where nothing is visible yet",
-    "pairs": "unselected positions, evenly spaced, in evenly spaced calls after the first selection; one state, one t",
-}
+PRESETS = presets("temperature", Settings)
 
 
 def cells(preset: Preset[Settings]) -> list[Probe]:
@@ -164,12 +137,8 @@ def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-tables = tabled(ASKS, beside(PAPER))
-
-
-def figures(results: Results, preset: Preset[Settings]) -> Iterator[Figure]:
+def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
     """What no temperature explains, and how often ranks change."""
     groups: dict[str, tuple[str, dict[str, Any]]] = {model: (model, {}) for model in models_of(results, "residual")}
     shown = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
-    caption = "What no temperature explains of what visible labels change, and how often ranks change."
-    yield Figure("temperature", caption, (bars(results, shown, groups),))
+    yield bars(results, shown, groups)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, State, generate
-from limpet.lab.claims import Claim, Finding, above, below, claim
-from limpet.lab.page import Contrast, Entry, Table, entry, signed
-from limpet.lab.results import Results
+from limpet.lab.page import Contrast, Entry, Table, number, signed
 from limpet.lab.study import Cell, Probe, Seen
 from limpet.samplers import CRS
 from limpet.studies.audit import one, percent
 from limpet.studies.paths import Settings, opened
 from limpet.studies.presets import Preset
-from limpet.studies.published import nll_difference
+from limpet.studies.published import Beside, printed
 
-TITLE = "Do the values of selected tokens matter?"
 ARMS = {"argmax": "argmax", "second": "second-ranked", "nucleus": "top-p=0.9 alternative", "refreshed": "refreshed"}
-PAPER = {
-    "argmax": "28.27 ± 0.53", "second": "77.75 ± 1.80", "nucleus": "78.36 ± 1.56", "refreshed": "26.42 ± 0.39",
-    "native": "41.79 ± 0.84",
-}  # fmt: skip
 REFRESHED = {  # two of them our own, to tell labels that are revised from labels that are revised all at once
     "refreshed": "every call", "refreshed-half": "every second call", "refreshed-in-turn": "every second position",
 }  # fmt: skip
-CONVENTIONS = {
-    "labels replaced": "of the visible labels, those that a call's refresh changes, all calls together",
-    "labels put back": "of those, the ones that go back to the value before their last change",
-}
+CHANGES = ("labels replaced", "labels put back")
 
 
 def cells(preset: Preset) -> Iterator[Cell | Probe]:
@@ -81,59 +71,20 @@ def followed(arm: CRS, path: Path, state: State) -> Changes:
     return Changes(visible, replaced, back)
 
 
-def tables(results: Results, preset: Preset) -> Iterator[Table]:
-    rows = tuple(
-        (Entry(name), *results.entries(cell, ("ppl", "entropy"), [PAPER[cell]]))
-        for cell, name in {**ARMS, "native": "none (native)"}.items()
-    )
-    caption = (
-        f"{preset.captions['distilled']}: selected positions of one CRS run with other values; {preset.nfe} calls."
-    )
-    yield Table("values", caption, ("Value of a label", "GenPPL", "Entropy"), (rows,))
-    if set(REFRESHED) <= set(results.cells):  # reports written before these arms were added do without
-        yield _refreshed(results, preset)
-
-
-def _refreshed(results: Results, preset: Preset) -> Table:
-    """How often labels are refreshed."""
-
-    def row(values: str, name: str) -> tuple[Entry, ...]:
+def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+    def refreshed(values: str, name: str) -> tuple[Entry, ...]:
+        here = (Entry(text) for text, *_ in results.entries(values, ("ppl", "entropy")))  # the paper's stand above
         gap = Entry(signed(results.contrast(values, "argmax"), 4))
-        changes = (entry(one(results, quantity, values=values), 1) for quantity in CONVENTIONS)
-        return Entry(name), *results.entries(values, ("ppl", "entropy")), gap, *changes
+        changes = (Entry(number(one(results, quantity, values=values), 1)) for quantity in CHANGES)
+        return Entry(name), *here, gap, *changes
 
-    caption = f"{preset.captions['distilled']}: the same positions, refreshed in other rhythms; not in the paper."
-    head = ("Refreshed", "GenPPL", "Entropy", "ΔNLL, less argmax", "Labels replaced, %", "Of these put back, %")
-    return Table("values-refreshed", caption, head, (tuple(row(*arm) for arm in REFRESHED.items()),))
+    arms = {**ARMS, "native": "none (native)"}
+    yield results.measured("values", [{arm: (name,) for arm, name in arms.items()}])
+    if set(REFRESHED) <= set(results.cells):  # reports written before these arms were added do without
+        yield results.table("values-refreshed", [[refreshed(*arm) for arm in REFRESHED.items()]])
 
 
-def contrasts(results: Results, preset: Preset) -> Iterator[Contrast]:
+def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     for arm in list(ARMS)[1:]:
-        paper = f"{nll_difference(PAPER[arm], PAPER['argmax']):+.3f}"
+        paper = f"{printed('nll', arm, 'argmax'):+.3f}"
         yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), paper)
-
-
-def claims(results: Results, preset: Preset) -> Iterator[Claim]:
-    def less(side: Callable[..., Finding], against: str, *arms: str) -> list[Finding]:
-        name = {**ARMS, "native": "native"}
-        return [
-            side(f"NLL of {name[arm]} less {name[against]}", results.contrast(arm, against),
-                 paper=nll_difference(PAPER[arm], PAPER[against])) for arm in arms
-        ]  # fmt: skip
-
-    yield claim(
-        "section 5.2",
-        "Replacing stored argmax labels by nearby alternatives reverses the likelihood gain over native sampling",
-        less(above, "native", "second", "nucleus"),
-    )
-    yield claim(
-        "appendix E.2",
-        "Token identity matters: nearby alternatives at the same positions have higher NLL than argmax labels",
-        less(above, "argmax", "second", "nucleus"),
-    )
-    yield claim(
-        "appendix E.2",
-        "Immutable identity is not required: values refreshed from each current argmax keep the gain over native",
-        less(below, "native", "refreshed"),
-    )
-    yield claim("appendix E.2", "Refreshed values have lower NLL than stored ones", less(below, "argmax", "refreshed"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from limpet.denoisers.exact import Mixture
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, random_laws, random_numbers
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, random_laws, random_numbers
+from limpet.theory.sides import Sides, line, worst
 
 NOISES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
 
@@ -62,11 +61,10 @@ def sides() -> list[Sides]:
     ]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     noises = torch.linspace(0, 1, 200, dtype=torch.float64)
     masses = torch.tensor([[0.9, 0.01], [0.9, 0.3], [0.3, 0.01]], dtype=torch.float64)
     lines = [
-        Line(f"masses {more:g} and {less:g}", noises, bayes_factor(more, less, noises, 64)) for more, less in masses
+        line(f"masses {more:g} and {less:g}", noises, bayes_factor(more, less, noises, 64)) for more, less in masses
     ]
-    panel = Panel("noise", "Bayes factor, V=64", lines, axes={"yscale": "log"})
-    return draw("A visible token says more toward the clean end", panel)
+    yield Panel("", "noise", "Bayes factor, V=64", lines, axes={"yscale": "log"})

@@ -5,20 +5,19 @@ with latent modes: is its output likelier, does it mix modes less, and which mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from limpet import stats
-from limpet.denoisers.exact import Mixture
+from limpet.denoisers.exact import Mixture, codebook
 from limpet.denoisers.sources import words
+from limpet.lab.page import Panel, series
 from limpet.samplers import CRS, Native
 from limpet.samples import sample
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.sides import Sides, measured
-from limpet.theory.sources import slipping
+from limpet.theory.sides import Sides, line, measured
 
 SEQUENCES = 256
 NFE = 16
@@ -55,7 +54,7 @@ def phrasebook() -> Mixture:
     its mode, a whole one seldom."""
     modes = torch.randint(4, (4, 16), generator=torch.Generator().manual_seed(5))
     weights = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    return slipping(modes, 4, 0.4, weights, name="phrasebook", phrases=8)
+    return codebook(modes, 4, weights, "phrasebook", slip=0.4, phrases=8)
 
 
 def run(source: Mixture, sampler: Native, n: int) -> dict[str, Tensor]:
@@ -84,7 +83,7 @@ def sides() -> list[Sides]:
     return found + contrasts(words(), arms, n, keys) + contrasts(words(), ancestral, n, keys)
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     source, crs, n = phrasebook(), CRS(nfe=NFE), SEQUENCES // 2
     native = run(source, Native(nfe=NFE), n)
     sweeps: dict[str, tuple[float, ...]] = {
@@ -94,15 +93,8 @@ def figure() -> Any:
     }
     found = {knob: [run(source, crs.but(**{knob: value}), n) for value in sweep] for knob, sweep in sweeps.items()}
 
-    def panel(knob: str, key: str) -> Panel:
-        sweep, ends = sweeps[knob], (sweeps[knob][0], sweeps[knob][-1])
-        over = [stats.mean_se(measures[key]) for measures in found[knob]]
-        lines = [
-            Line("CRS", sweep, [one.mean for one in over], "o-", [one.se for one in over]),
-            Line("native", ends, [float(native[key].mean())] * 2, "k--"),
-        ]
-        data = [Line("data", ends, [float(source.weights.max())] * 2, "g:")]
-        return Panel(knob, NAMES[key], lines + data if key == "favoured" else lines)
-
-    title = f"A sampler that inserts its own argmax: {source.name}, {NFE} calls, argmax endpoint, one standard error"
-    return draw(title, *(panel(knob, key) for key in ("nll", "hybrid", "favoured") for knob in sweeps))
+    for key, (knob, sweep) in product(("nll", "hybrid", "favoured"), sweeps.items()):
+        over, ends = [stats.mean_se(measures[key]) for measures in found[knob]], (sweep[0], sweep[-1])
+        lines = [series("CRS", sweep, over, style="o-"), line("native", ends, [float(native[key].mean())] * 2, "k--")]
+        data = [line("data", ends, [float(source.weights.max())] * 2, "g:")]
+        yield Panel("", knob, NAMES[key], lines + data if key == "favoured" else lines)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from limpet.denoisers.exact import Mixture, Source
+from limpet.denoisers.exact import Mixture, Source, codebook
 from limpet.engine import process
+from limpet.lab.page import Panel
 from limpet.samplers import CRS, Native
 from limpet.samplers.native import Endpoint
 from limpet.samples import sample
 from limpet.theory.closed_loop import NAMES, measure
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import encode, entropy, sequences, total_variation, truth
+from limpet.theory.laws import chain, describe, encode, entropy, sequences, total_variation, truth
 from limpet.theory.output_law import output_law
-from limpet.theory.sides import Sides, measured
-from limpet.theory.sources import chain, describe, slipping
+from limpet.theory.sides import Sides, line, measured
 
 DRAWS = 20_000
 NUCLEI = (1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
@@ -35,7 +34,7 @@ TITLES = {
 def latent() -> Mixture:
     """Three overlapping modes over 4 positions and 3 symbols."""
     words = torch.tensor([[0, 0, 0, 0], [1, 1, 0, 1], [2, 2, 2, 2]])
-    return slipping(words, 3, 0.15, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
+    return codebook(words, 3, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), slip=0.15)
 
 
 def expectations(source: Source, law: Tensor) -> dict[str, float]:
@@ -129,38 +128,38 @@ def sides() -> list[Sides]:
     return found
 
 
-LINES: dict[Endpoint, str] = {"ancestral": ".-", "argmax": ".--"}
+STYLES: dict[Endpoint, str] = {"ancestral": ".-", "argmax": ".--"}
 Sweeps = dict[tuple[str, str], list[Native]]  # by name and style of a line
 
 
-def panels(
+def along(
     source: Source, title: str, x: str, xs: Sequence[float], sweeps: Sweeps, *keys: str, **axes: Any
 ) -> list[Panel]:
     """What sweeps of samplers come to along x, a panel for each measure, beside what the data law does."""
-    found, data = {line: swept(source, sweep) for line, sweep in sweeps.items()}, expectations(source, truth(source))
-    lines = {key: [Line(name, xs, one[key], style) for (name, style), one in found.items()] for key in keys}
-    level = {key: Line("data", (xs[0], xs[-1]), [data[key]] * 2, "g:") for key in keys}
-    return [Panel(x, TITLES[key], [*lines[key], level[key]], title, axes) for key in keys]
+    found, data = {named: swept(source, sweep) for named, sweep in sweeps.items()}, expectations(source, truth(source))
+    lines = {key: [line(name, xs, one[key], style) for (name, style), one in found.items()] for key in keys}
+    level = {key: line("data", (xs[0], xs[-1]), [data[key]] * 2, "g:") for key in keys}
+    return [Panel(title, x, TITLES[key], [*lines[key], level[key]], axes=axes) for key in keys]
 
 
 def against_entropy(source: Source, title: str) -> Panel:
     """KL against entropy, of top-p at each p and of CRS at each deficit a call."""
     deficits, lines = (0.0, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5), []
-    for endpoint, line in LINES.items():
+    for endpoint, style in STYLES.items():
         nuclei = swept(source, (Native(nfe=16, endpoint=endpoint, top_p=p) for p in NUCLEI))
         ours = swept(source, (crs(source, 16, endpoint, deficit=deficit) for deficit in deficits))
-        lines.append(Line(f"top-p, {endpoint}", nuclei["entropy"], nuclei["kl"], f"C1{line}"))
-        lines.append(Line(f"CRS, {endpoint}", ours["entropy"], ours["kl"], f"C2{line}"))
-    data, kls = expectations(source, truth(source))["entropy"], [kl for line in lines for kl in line.y]
-    lines.append(Line("data", [data] * 2, (min(kls), max(kls)), "g:"))
-    return Panel(TITLES["entropy"], TITLES["kl"], lines, title, {"yscale": "log"})
+        lines.append(line(f"top-p, {endpoint}", nuclei["entropy"], nuclei["kl"], f"C1{style}"))
+        lines.append(line(f"CRS, {endpoint}", ours["entropy"], ours["kl"], f"C2{style}"))
+    data, kls = expectations(source, truth(source))["entropy"], [kl for one in lines for kl in one.y]
+    lines.append(line("data", [data] * 2, (min(kls), max(kls)), "g:"))
+    return Panel(title, TITLES["entropy"], TITLES["kl"], lines, axes={"yscale": "log"})
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     modes, calls, warmups = latent(), (2, 4, 8, 16, 32), [step / 15 for step in range(15)]
     by_calls: Sweeps = {
-        (f"{kind}, {endpoint}", f"C{color}{line}"): [arms(modes, nfe, endpoint)[kind] for nfe in calls]
-        for endpoint, line in LINES.items()
+        (f"{kind}, {endpoint}", f"C{color}{style}"): [arms(modes, nfe, endpoint)[kind] for nfe in calls]
+        for endpoint, style in STYLES.items()
         for color, kind in enumerate(("native", "top-p 0.9", "CRS"))
     }
     by_warmup: Sweeps = {
@@ -168,10 +167,9 @@ def figure() -> Any:
         for deficit in (0.15, 0.2, 0.3, 0.45, 1.0)
     }
     ticks = {"xticks": range(5), "xticklabels": calls}
-    return draw(
-        "Exact output laws of native, top-p and CRS: 3 symbols, 4 positions",
-        *panels(modes, "three modes", "calls of the denoiser", range(5), by_calls, "tv", "nll", "favoured", **ticks),
-        *panels(modes, "three modes, CRS, 16 calls, argmax", "warmup", warmups, by_warmup, "favoured"),
-        against_entropy(modes, "three modes, 16 calls"),
-        against_entropy(chain(4), "Markov chain, 16 calls"),
+    yield from along(
+        modes, "three modes", "calls of the denoiser", range(5), by_calls, "tv", "nll", "favoured", **ticks
     )
+    yield from along(modes, "three modes, CRS, 16 calls, argmax", "warmup", warmups, by_warmup, "favoured")
+    yield against_entropy(modes, "three modes, 16 calls")
+    yield against_entropy(chain(4), "Markov chain, 16 calls")

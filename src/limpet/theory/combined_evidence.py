@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import divergence, entropy, marginals, product, total_variation
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, divergence, entropy, marginals, product, random_laws, total_variation
 from limpet.theory.shared_modes import mixture, spread_bound
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, random_laws
+from limpet.theory.sides import Sides, line, worst
 
 
 class Evidence(NamedTuple):
@@ -118,19 +118,16 @@ def sides() -> list[Sides]:
     return found + check(f"{RANDOM:,} random problems, K=2, {shape}", random_evidence(RANDOM, 2, seed=40))
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     evidence = random_evidence(RANDOM, 4, seed=30)
     mode, future = observe(joint(evidence), evidence)
     total, prior = torch.stack(ratios(evidence)).sum(0), prior_odds(evidence)
-    odds = Line("a problem", prior * (-total).exp(), mode[:, 1:].sum(-1) / mode[:, 0], ".")
+    odds = line("a problem", prior * (-total).exp(), mode[:, 1:].sum(-1) / mode[:, 0], ".")
     bound = 2 * spread_bound(error_bound(prior, total).clamp(max=0.75), 4)
-    gap = Line("a problem", bound, divergence(future, product(marginals(future, 2))), ".")
+    gap = line("a problem", bound, divergence(future, product(marginals(future, 2))), ".")
     reach, most = (1e-8, 1e8), (0, 2 * math.log(4))
-    return draw(
-        "Evidence from support and context adds",
-        Panel("bound: prior odds x e^-(S + T)", "posterior odds against the mode",
-              [odds, Line("equality", reach, reach, "k:")],
-              axes={"xscale": "log", "yscale": "log", "xlim": reach, "ylim": reach}),
-        Panel("bound on KL(mixture || product), nats", "KL(mixture || product), nats",
-              [gap, Line("equality", most, most, "k:")]),
-    )  # fmt: skip
+    axes = {"xscale": "log", "yscale": "log", "xlim": reach, "ylim": reach}
+    lines, what = [odds, line("equality", reach, reach, "k:")], "posterior odds against the mode"
+    yield Panel("", "bound: prior odds x e^-(S + T)", what, lines, axes=axes)
+    lines, what = [gap, line("equality", most, most, "k:")], "KL(mixture || product), nats"
+    yield Panel("", f"bound on {what}", what, lines)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from limpet.lab.page import Panel
 from limpet.theory import combined_evidence as combined
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, random_numbers
+from limpet.theory.laws import RANDOM, random_numbers
+from limpet.theory.sides import Sides, line, worst
 
 
 def gain(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tensor:
@@ -21,8 +21,8 @@ def gain(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tensor
 
 def slope(odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> Tensor:
     """Its derivative in S, which is also that in T, in closed form (eq. 32)."""
-    here, there = odds * (-(support + context)).exp(), odds * (-(support + context + more)).exp()
-    return there / (1 + there) - here / (1 + here)
+    before = support + context
+    return combined.error_bound(odds, before + more) - combined.error_bound(odds, before)
 
 
 def check(name: str, odds: Tensor, support: Tensor, context: Tensor, more: Tensor) -> list[Sides]:
@@ -62,10 +62,9 @@ def sides() -> list[Sides]:
     return [*found, check_observation(f"{RANDOM:,} random problems, K=2, V=2, d=3, n=3, H=2", pair)]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     totals, shares = torch.linspace(-2, 10, 200, dtype=torch.float64), (0.5, 0.2, 0.05)
     nothing, one = torch.zeros(()), torch.ones(())
     gains = [gain(torch.tensor((1 - share) / share, dtype=torch.float64), totals, nothing, one) for share in shares]
-    lines = [Line(f"prior of the mode {share:g}", totals, found) for share, found in zip(shares, gains, strict=True)]
-    panel = Panel("evidence so far, S + T, nats", "gain of one more nat, nats", lines)
-    return draw("The more evidence, the less one more label adds", panel)
+    lines = [line(f"prior of the mode {share:g}", totals, found) for share, found in zip(shares, gains, strict=True)]
+    yield Panel("", "evidence so far, S + T, nats", "gain of one more nat, nats", lines)

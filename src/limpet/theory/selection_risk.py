@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from limpet import stats
-from limpet.denoisers.exact import Source
+from limpet.denoisers.exact import Source, forward_path
 from limpet.engine.process import forward_law
-from limpet.engine.streams import Purpose, Stream, uniform_token
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import length_of, product, sequences, truth
-from limpet.theory.sides import Sides, measured, worst
-from limpet.theory.sources import RANDOM, describe, large, law_at, random_laws, tiny
+from limpet.lab.page import Panel, series
+from limpet.theory.laws import RANDOM, describe, large, law_at, length_of, product, random_laws, sequences, tiny, truth
+from limpet.theory.sides import Sides, line, measured, worst
 
 NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0)
 DRAWS = 4000
@@ -29,47 +26,44 @@ def _corrupt(joint: Tensor, signals: list[float]) -> Tensor:
     return joint
 
 
-def evidence(joint: Tensor, vocab_size: int, position: int, signal: float | Tensor) -> Tensor:
-    """(B, V**L) data laws -> (B, V, V, ..., V): P(the clean token at a position, the noisy tokens elsewhere).
+def evidence(joint: Tensor, vocab_size: int, signal: float | Tensor) -> Iterator[Tensor]:
+    """(B, V**L) data laws -> (B, V, V, ..., V) for each position: P(its clean token, the noisy tokens elsewhere).
 
     `signal` is one level for all positions, or (L,) levels, one for each."""
     length = length_of(joint, vocab_size)
     signals = torch.as_tensor(signal, dtype=torch.float64).expand(length).tolist()
-    clean = joint.view(len(joint), *[vocab_size] * length).movedim(1 + position, 1)
-    return _corrupt(clean, signals[:position] + signals[position + 1 :])
+    clean = joint.view(len(joint), *[vocab_size] * length)
+    for i in range(length):
+        yield _corrupt(clean.movedim(1 + i, 1), signals[:i] + signals[i + 1 :])
 
 
-def risk(joint: Tensor, vocab_size: int, position: int, signal: float | Tensor) -> Tensor:
-    """(B,): the Bayes risk of naming the clean token at a position from the noisy tokens elsewhere (eq. 14)."""
-    return 1 - evidence(joint, vocab_size, position, signal).amax(1).flatten(1).sum(-1)
+def risks(joint: Tensor, vocab_size: int, signal: float | Tensor) -> Tensor:
+    """(L, B): the Bayes risk of naming the clean token at each position from the noisy tokens elsewhere (eq. 14)."""
+    return torch.stack([1 - noisy.amax(1).flatten(1).sum(-1) for noisy in evidence(joint, vocab_size, signal)])
 
 
-def risks_at(joint: Tensor, vocab_size: int, signal: float | Tensor) -> Tensor:
-    """(L, B): the risk at every position."""
-    return torch.stack([risk(joint, vocab_size, i, signal) for i in range(length_of(joint, vocab_size))])
-
-
-def simulated_risk(joint: Tensor, vocab_size: int, position: int, signal_s: float, signal_t: float) -> Tensor:
-    """(B,): the risk of the proof's rule: given the cleaner tokens, corrupt them further from s to t oneself, and
+def simulated_risks(joint: Tensor, vocab_size: int, signal_s: float, signal_t: float) -> Tensor:
+    """(L, B): the risk of the proof's rule: given the cleaner tokens, corrupt them further from s to t oneself, and
     answer as the Bayes rule at t does. It is randomised: it answers a with probability `answer[a | x_s]`."""
-    noisy = evidence(joint, vocab_size, position, signal_t)
-    bayes = torch.zeros_like(noisy).scatter(1, noisy.argmax(1, keepdim=True), 1.0)
-    # The channel is symmetric, so averaging the Bayes rule over what x_s is corrupted into is the channel again.
-    answer = _corrupt(bayes, [signal_t / signal_s] * (noisy.dim() - 2))
-    return 1 - (evidence(joint, vocab_size, position, signal_s) * answer).flatten(1).sum(-1)
+    found = []
+    for cleaner, noisy in zip(*(evidence(joint, vocab_size, signal) for signal in (signal_s, signal_t)), strict=True):
+        bayes = torch.zeros_like(noisy).scatter(1, noisy.argmax(1, keepdim=True), 1.0)
+        # The channel is symmetric, so averaging the Bayes rule over what x_s is corrupted into is the channel again.
+        answer = _corrupt(bayes, [signal_t / signal_s] * (noisy.dim() - 2))
+        found.append(1 - (cleaner * answer).flatten(1).sum(-1))
+    return torch.stack(found)
 
 
 def check(name: str, joint: Tensor, vocab_size: int, signals: Sequence[float | Tensor]) -> Sides:
     """R_s <= R_t for each step along signals that should fall, at every position, for every joint law: the worst."""
-    risks = torch.stack([risks_at(joint, vocab_size, signal) for signal in signals])
-    return worst("risk at s <= risk at t", name, risks[:-1], "<=", risks[1:])
+    found = torch.stack([risks(joint, vocab_size, signal) for signal in signals])
+    return worst("risk at s <= risk at t", name, found[:-1], "<=", found[1:])
 
 
 def check_simulation(name: str, joint: Tensor, vocab_size: int, signal_s: float, signal_t: float) -> list[Sides]:
     """The simulated rule has exactly the noisier risk, and the Bayes rule does no worse."""
-    positions = range(length_of(joint, vocab_size))
-    simulated = torch.stack([simulated_risk(joint, vocab_size, i, signal_s, signal_t) for i in positions])
-    here, there = risks_at(joint, vocab_size, signal_s), risks_at(joint, vocab_size, signal_t)
+    simulated = simulated_risks(joint, vocab_size, signal_s, signal_t)
+    here, there = risks(joint, vocab_size, signal_s), risks(joint, vocab_size, signal_t)
     return [
         worst("risk of the simulated rule = risk at t", name, simulated, "=", there),
         worst("risk at s <= risk of the simulated rule", name, here, "<=", simulated),
@@ -84,21 +78,12 @@ def risk_from_denoiser(source: Source, signal: float) -> Tensor:
     return chance @ (1 - law_at(source, states, signal).amax(-1))
 
 
-def corrupt_along(clean: Tensor, signals: Sequence[float], vocab_size: int, seed: int) -> list[Tensor]:
-    """One forward path for each row of clean tokens: its noisy tokens at each of falling signals."""
-    stream, states = Stream(seed, torch.arange(len(clean))), [clean]
-    for step, (before, signal) in enumerate(itertools.pairwise([1.0, *signals])):
-        keep, fresh = stream.uniforms(step, torch.arange(clean.shape[1]), Purpose.NOISE)
-        states.append(torch.where(keep < signal / before, states[-1], uniform_token(fresh, vocab_size)))
-    return states[1:]
-
-
 def sampled_risks(source: Source, signals: Sequence[float], n: int, seed: int) -> tuple[Tensor, Tensor]:
     """(signals, n) twice, means over positions along n forward paths: the deficit 1 - max law, whose mean is the risk
     with the last coin already averaged out (Rao-Blackwell), and the plain share of wrong argmax labels."""
     clean = source.draw(n, seed)
     deficits, wrong = [], []
-    for signal, state in zip(signals, corrupt_along(clean, signals, source.vocab_size, seed), strict=True):
+    for signal, state in zip(signals, forward_path(clean, signals, source.vocab_size, seed), strict=True):
         largest, top = law_at(source, state, signal).max(-1)
         deficits.append((1 - largest).mean(-1))
         wrong.append((top != clean).double().mean(-1))
@@ -110,7 +95,7 @@ def sides() -> list[Sides]:
     found = []
     for source in tiny():
         joint, name = truth(source)[None], describe(source)
-        exact = risks_at(joint, source.vocab_size, 0.5)[:, 0]
+        exact = risks(joint, source.vocab_size, 0.5)[:, 0]
         sampled = sampled_risks(source, [0.5], DRAWS, seed=3)[0][0]
         steps = [(0.0, 0.4), (0.4, 0.8), (0.8, 1.0)]
         found += [check(f"{name}, noise {s} and {t}", joint, source.vocab_size, [1 - s, 1 - t]) for s, t in steps]
@@ -142,17 +127,16 @@ def _beyond_enumeration(source: Source, signals: Sequence[float]) -> list[Sides]
     ]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     noises, levels = torch.linspace(0, 1, 41).tolist(), [0.98, *(1 - noise for noise in NOISES[1:-1])]
     small, big = [], []
     for source in tiny():
         joint = truth(source)[None]
-        risks = [float(risks_at(joint, source.vocab_size, 1 - noise).mean()) for noise in noises]
-        small.append(Line(describe(source), noises, risks))
+        means = [float(risks(joint, source.vocab_size, 1 - noise).mean()) for noise in noises]
+        small.append(line(describe(source), noises, means))
     for source in large():
         over = [stats.mean_se(deficits) for deficits in sampled_risks(source, levels, DRAWS // 4, seed=4)[0]]
-        means, errors = [one.mean for one in over], [one.se for one in over]
-        big.append(Line(describe(source), [1 - level for level in levels], means, "-", errors))
+        big.append(series(describe(source), [1 - level for level in levels], over, style="-"))
     what = "Bayes risk of the argmax label"
-    exact, drawn = Panel("noise", what, small, "exact"), Panel("noise", what, big, "Monte Carlo, one standard error")
-    return draw("Selection risk falls as noise falls", exact, drawn)
+    yield Panel("exact", "noise", what, small)
+    yield Panel("Monte Carlo, one standard error", "noise", what, big)

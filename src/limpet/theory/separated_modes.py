@@ -4,17 +4,16 @@ of every token's posterior spells it."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from limpet.denoisers.exact import codebook
 from limpet.engine import process
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import sequences
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, law_at, random_laws, random_words
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, law_at, random_laws, random_words, sequences
+from limpet.theory.sides import Sides, line, worst
 
 # Everywhere below, words are (B, K, L) and the true word is the first.
 
@@ -155,17 +154,15 @@ def sides() -> list[Sides]:
     return found + check_decoding("codebook, K=3, V=3, L=5, noise 0.3", random[0], 3, 0.3)
 
 
-def figure() -> Any:
-    panels = []
+def panels() -> Iterator[Panel]:
     for vocab_size, length, apart in ((2, 9, 9), (64, 128, 96)):
         noises = torch.linspace(0.005, 1, 100, dtype=torch.float64)
         rate, share = mismatch(noises, vocab_size), torch.tensor(apart / (2 * length), dtype=torch.float64)
         claimed = rate < share
         lines = [
-            Line("exact", noises, [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]),
-            Line("binomial tail", noises, tail(length, rate, torch.full_like(rate, apart / 2)), "--"),
-            Line("Chernoff bound", noises[claimed], log_chernoff(length, rate, share).exp()[claimed], ":"),
+            line("exact", noises, [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]),
+            line("binomial tail", noises, tail(length, rate, torch.full_like(rate, apart / 2)), "--"),
+            line("Chernoff bound", noises[claimed], log_chernoff(length, rate, share).exp()[claimed], ":"),
         ]
         title, axes = f"two words, V={vocab_size}, L={length}, {apart} apart", {"yscale": "log", "ylim": (1e-12, 2)}
-        panels.append(Panel("noise", "P(true word is not the unique nearest)", lines, title, axes))
-    return draw("Separated modes become uniquely decodable as noise falls", *panels)
+        yield Panel(title, "noise", "P(true word is not the unique nearest)", lines, axes=axes)

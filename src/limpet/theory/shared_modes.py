@@ -4,16 +4,15 @@ back."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from limpet.denoisers.exact import codebook
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import divergence, entropy, marginals, product, total_variation, truth
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, law_at, random_laws, slipping
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, divergence, entropy, marginals, product, random_laws, total_variation, truth
+from limpet.theory.sides import Sides, line, worst
 
 # Modes have prior weights (B, K); given its mode, a sequence has independent tokens with laws (B, K, n, V).
 
@@ -98,7 +97,7 @@ def two_coordinates(share: float) -> list[Sides]:
     joint = truth(source)
     apart = product(marginals(joint, 2))
     argmax = int(marginals(joint, 2).argmax(-1) @ torch.tensor([2, 1]))
-    seen = law_at(source, torch.tensor([[1, 0]]), 1.0)[0, 1]  # position 1 sees a clean 1
+    seen = source.law(torch.tensor([[1, 0]]), torch.ones(1, dtype=torch.float64))[0, 1]  # position 1 sees a clean 1
     return [
         Sides("hybrid mass of the product = 2 share (1 - share)", name, float(apart[1] + apart[2]), "=",
             2 * share * (1 - share)),
@@ -112,7 +111,7 @@ def _repeated(labels: int, agree: float = 0.8) -> Sides:
     """Visible labels that each name the true one of two modes with probability `agree`: the odds that the exact
     denoiser gives the other mode fall exponentially."""
     words = torch.tensor([[0], [1]]).expand(2, labels + 1)
-    source = slipping(words, 2, slip=2 * (1 - agree))
+    source = codebook(words, 2, slip=2 * (1 - agree))
     modes = source.mode_law(words[:1], torch.ones(1, dtype=torch.float64))[0, -1]
     name = f"two modes, c={labels}, each right with {agree}"
     odds, right = float(modes[1] / modes[0]), ((1 - agree) / agree) ** labels
@@ -139,7 +138,7 @@ def sides() -> list[Sides]:
     ]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     words = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 4, 2)
 
     def gap(second: Tensor, slip: float = 0.0) -> Tensor:
@@ -149,20 +148,10 @@ def figure() -> Any:
         return divergence(mixture(weights, laws), remixed(weights, laws))
 
     shares, labels = torch.linspace(0.001, 0.999, 200, dtype=torch.float64), torch.arange(9)
-    prior = [Line(f"tokens slip {slip:g}", shares, gap(shares, slip)) for slip in (0.0, 0.1, 0.3)]
-    prior.append(Line("(n - 1) Ent(w)", shares, 3 * entropy(torch.stack([1 - shares, shares], -1)), "k:"))
-    seen = [
-        Line(
-            f"each label right with {agree:g}",
-            labels,
-            gap((labels * math.log(agree / (1 - agree))).neg().sigmoid()),
-            "o-",
-        )
-        for agree in (0.6, 0.8, 0.95)
-    ]
+    prior = [line(f"tokens slip {slip:g}", shares, gap(shares, slip)) for slip in (0.0, 0.1, 0.3)]
+    prior.append(line("(n - 1) Ent(w)", shares, 3 * entropy(torch.stack([1 - shares, shares], -1)), "k:"))
+    left = {agree: gap((labels * math.log(agree / (1 - agree))).neg().sigmoid()) for agree in (0.6, 0.8, 0.95)}
+    seen = [line(f"each label right with {agree:g}", labels, gaps, "o-") for agree, gaps in left.items()]
     what = "KL(mixture || product), nats"
-    return draw(
-        "A shared mode, and what visible context does to it",
-        Panel("prior weight of the second mode", what, prior, "K=2, n=4"),
-        Panel("visible labels that agree", what, seen, "two separate words, even prior", {"yscale": "log"}),
-    )
+    yield Panel("K=2, n=4", "prior weight of the second mode", what, prior)
+    yield Panel("two separate words, even prior", "visible labels that agree", what, seen, axes={"yscale": "log"})

@@ -1,20 +1,23 @@
-"""Both sides of a statement: what stands left and right of its relation, and the verdict that follows from them."""
+"""What a statement comes to: both sides of its relation with the verdict that follows, and lines of figures."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from limpet import stats
+from limpet.lab.page import Series
 
 TOLERANCE = 1e-10  # of float64 enumeration, relative to the larger side or to 1
 TELLING = 1e-6  # sides smaller than this are not shown as the tightest case
 ERRORS = 4.0  # standard errors that a Monte Carlo figure may be off
 
 Relation = Literal["<=", "<", "=", "~"]  # ~ compares two measured figures and claims nothing
+Points = Sequence[float] | Tensor
 Verdict = Literal["holds", "equal", "VIOLATED", "below", "above"]
 
 
@@ -40,14 +43,13 @@ class Sides(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        equal = abs(self.slack) <= self.margin
-        if self.relation == "~":
-            return "equal" if equal else "below" if self.slack > 0 else "above"
-        if self.relation == "=":
-            return "equal" if equal else "VIOLATED"
         if self.relation == "<":
             return "holds" if self.slack > ERRORS * self.error else "VIOLATED"
-        return "equal" if equal else "holds" if self.slack > 0 else "VIOLATED"
+        if abs(self.slack) <= self.margin:
+            return "equal"
+        if self.relation == "~":
+            return "below" if self.slack > 0 else "above"
+        return "holds" if self.relation == "<=" and self.slack > 0 else "VIOLATED"
 
 
 def worst(statement: str, source: str, left: Tensor, relation: Relation, right: Tensor | float) -> Sides:
@@ -59,17 +61,17 @@ def worst(statement: str, source: str, left: Tensor, relation: Relation, right: 
     if relation == "=":
         slack = -slack.abs()
     size = torch.stack([left, right]).abs().nan_to_num(posinf=0.0).amax(0)
-    farthest = _at(statement, source, left, relation, right, slack / size.clamp(min=1.0))
+
+    def at(slack: Tensor) -> Sides:
+        """The case with the least slack; what is not a number counts as none at all."""
+        least = int(slack.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).argmin())
+        return Sides(statement, source, float(left[least]), relation, float(right[least]))
+
+    farthest = at(slack / size.clamp(min=1.0))
     if farthest.verdict == "VIOLATED" or relation in ("=", "<"):
         return farthest
     # What is nearly zero on both sides is tight for no good reason: leave it out, unless all of it is.
-    return _at(statement, source, left, relation, right, torch.where(size > TELLING, slack / size, math.inf))
-
-
-def _at(statement: str, source: str, left: Tensor, relation: Relation, right: Tensor, slack: Tensor) -> Sides:
-    """The case with the least slack; what is not a number counts as none at all."""
-    at = int(slack.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).argmin())
-    return Sides(statement, source, float(left[at]), relation, float(right[at]))
+    return at(torch.where(size > TELLING, slack / size, math.inf))
 
 
 def measured(statement: str, source: str, left: Tensor, relation: Relation, right: Tensor | float) -> Sides:
@@ -77,3 +79,8 @@ def measured(statement: str, source: str, left: Tensor, relation: Relation, righ
     right = torch.as_tensor(right, dtype=torch.float64)
     error = stats.mean_se(right - left).se
     return Sides(statement, source, float(left.mean()), relation, float(right.mean()), error)
+
+
+def line(name: str, x: Points, y: Points, style: str = "-") -> Series:
+    """Points of a figure, in matplotlib's short style."""
+    return Series(name, tuple(map(float, x)), tuple(map(float, y)), style=style)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from limpet.engine.process import posterior
 from limpet.engine.support import nucleus, restrict
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import total_variation
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, random_laws
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, random_laws, total_variation
+from limpet.theory.sides import Sides, line, worst
 
 
 def given(law: Tensor, kept: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ def sides() -> list[Sides]:
     return found + [check_top_p(f"{name}, p={p}", law, p, z, signal) for p in (0.5, 0.9, 0.99)]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     law, _, z, _ = random_steps(RANDOM, 12, seed=70)
     noises = torch.linspace(0.01, 1, 40, dtype=torch.float64)
 
@@ -62,5 +61,5 @@ def figure() -> Any:
         before, after = posterior(restrict(law, p), z, signal), restrict(posterior(law, z, signal), p)
         return float(total_variation(before, after).mean())
 
-    lines = [Line(f"p = {p:g}", noises, [apart(p, 1 - noise) for noise in noises]) for p in (0.5, 0.9, 0.99)]
-    return draw("Top-p before the conversion is not top-p after it", Panel("noise", "mean total variation", lines))
+    lines = [line(f"p = {p:g}", noises, [apart(p, 1 - noise) for noise in noises]) for p in (0.5, 0.9, 0.99)]
+    yield Panel("", "noise", "mean total variation", lines)

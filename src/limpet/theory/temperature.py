@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from limpet.theory.figures import Line, Panel, draw
-from limpet.theory.laws import divergence, total_variation
-from limpet.theory.sides import Sides, worst
-from limpet.theory.sources import RANDOM, law_at, random_laws, random_numbers, tiny
+from limpet.lab.page import Panel
+from limpet.theory.laws import RANDOM, divergence, law_at, random_laws, random_numbers, tiny, total_variation
+from limpet.theory.sides import Sides, line, worst
 
 LARGEST = 1e4  # inverse temperatures beyond this are not looked for
 
@@ -104,19 +103,17 @@ def sides() -> list[Sides]:
     ]
 
 
-def figure() -> Any:
+def panels() -> Iterator[Panel]:
     pairs = zip(random_laws(6, 8, seed=80), random_laws(6, 8, seed=81), strict=True)
     grid = torch.linspace(0, 4, 200, dtype=torch.float64)
     fits = [
-        Line(f"pair {i}", grid, divergence(mu, tempered(nu.expand(len(grid), -1), grid)))
+        line(f"pair {i}", grid, divergence(mu, tempered(nu.expand(len(grid), -1), grid)))
         for i, (nu, mu) in enumerate(pairs, 1)
     ]
     noises = torch.linspace(0.02, 0.98, 49).tolist()
     residuals = torch.stack([context_residual(noise) for noise in noises], 1)
-    left = [Line(f"position {i}", noises, values) for i, values in enumerate(residuals, 1)]
-    return draw(
-        "Visible context is not a temperature",
-        Panel("inverse temperature beta", "KL(other || law_beta), nats", fits,
-              "convex objectives of six random pairs", {"ylim": (0, 4)}),
-        Panel("noise", "residual after the best temperature, nats", left, "one visible label, mixture, V=3, L=5"),
-    )  # fmt: skip
+    left = [line(f"position {i}", noises, values) for i, values in enumerate(residuals, 1)]
+    title, axes = "convex objectives of six random pairs", {"ylim": (0, 4)}
+    yield Panel(title, "inverse temperature beta", "KL(other || law_beta), nats", fits, axes=axes)
+    title = "one visible label, mixture, V=3, L=5"
+    yield Panel(title, "noise", "residual after the best temperature, nats", left)

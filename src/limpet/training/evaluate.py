@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from limpet.denoisers import duo
+from limpet.engine.process import LOG_LINEAR
+from limpet.judges import causal
 from limpet.training import losses
 from limpet.training.data import Stream
 
-RowNats = Callable[[Tensor, torch.Generator], Tensor]  # (B, L) rows, noise -> (B,) nats
+Network = duo.Network | causal.Network
 
 
 @dataclass(frozen=True)
@@ -26,29 +28,6 @@ class HeldOut:
     rows: int
     draws: int
 
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nats)
-
-
-def duo_row_nats(network: nn.Module, vocab_size: int) -> RowNats:
-    """The bound of each row at one stratified time a row."""
-
-    def nats(rows: Tensor, generator: torch.Generator) -> Tensor:
-        z, signal = losses.noisy_batch(rows, vocab_size, generator)
-        return losses.duo_nll(log_law(network, z, signal), z, rows, signal).double().sum(-1)
-
-    return nats
-
-
-def causal_row_nats(network: nn.Module) -> RowNats:
-    """The NLL of each row but for its first token, which every row shares."""
-
-    def nats(rows: Tensor, generator: torch.Generator) -> Tensor:
-        return losses.causal_nll(network(rows), rows).double().sum(-1)
-
-    return nats
-
 
 def log_law(network: nn.Module, z: Tensor, signal: Tensor) -> Tensor:
     """What a Duo network says of noisy tokens at a signal (B,), in float32."""
@@ -56,23 +35,40 @@ def log_law(network: nn.Module, z: Tensor, signal: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
+def shown(network: Network, rows: Tensor, noise: torch.Generator | None = None) -> tuple[Tensor, ...]:
+    """What a network is shown of clean rows: the rows themselves, and of a Duo network their state at one stratified
+    time a row, with its signal (B,) float64."""
+    if isinstance(network, causal.Network):
+        return (rows,)
+    signal = LOG_LINEAR.signal(losses.stratified_times(len(rows), noise, rows.device))
+    return rows, losses.add_noise(rows, signal, network.shape.vocab_size, noise), signal
+
+
+def token_nats(network: Network, rows: Tensor, *noisy: Tensor) -> Tensor:
+    """Of what it is shown, a Duo network's bound on each token, or a judge's NLL of each but the first, which every row
+    shares."""
+    if isinstance(network, causal.Network):
+        return losses.causal_nll(network(rows), rows)
+    z, signal = noisy
+    return losses.duo_nll(log_law(network, z, signal), z, rows, signal)
+
+
 @torch.no_grad()
-def held_out(
-    nats: RowNats, stream: Stream, length: int, tokens: int, rows: int | None = None, draws: int = 1, batch: int = 256
-) -> HeldOut:
+def held_out(network: Network, stream: Stream, rows: int | None = None, draws: int = 1, batch: int = 256) -> HeldOut:
     """The mean over rows spread evenly over a split (all of them, unless told how many).
 
-    `tokens` is how many of a row the nats are for. A row's text is what stands between its end tokens."""
+    A row's text is what stands between its end tokens."""
+    length, device = network.shape.length, stream.ids.device
     total = stream.count(length)
     count = total if rows is None else min(rows, total)
-    device = stream.ids.device
     which = (torch.arange(count, device=device) * total) // count
     means = []
     for draw in range(draws):
-        generator = torch.Generator(device).manual_seed(draw)
-        parts = [nats(stream.rows(part, length), generator) for part in torch.split(which, batch)]
-        means.append(float(torch.cat(parts).mean()))
-    mean = float(np.mean(means))
+        noise = torch.Generator(device).manual_seed(draw)
+        batches = (stream.rows(part, length) for part in torch.split(which, batch))
+        nats = torch.cat([token_nats(network, *shown(network, some, noise)).double() for some in batches])
+        means.append(float(nats.sum(-1).mean()))
+    mean, tokens = float(np.mean(means)), nats.shape[1]
     error = float(np.std(means, ddof=1) / math.sqrt(draws)) if draws > 1 else 0.0
     bytes_per_row = stream.bytes * (length - 2) / len(stream.ids)
     return HeldOut(mean / tokens, error / tokens, mean / math.log(2) / bytes_per_row, count, draws)

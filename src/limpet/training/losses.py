@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from limpet.engine.process import FLOOR, LOG_LINEAR
+from limpet.engine.process import FLOOR
 
 SLOPE = -(1 - FLOOR)  # d signal / dt of the log-linear schedule
 FIRST = 1e-3  # training times lie in [FIRST, 1]
@@ -49,12 +49,6 @@ def add_noise(x0: Tensor, signal: Tensor, vocab_size: int, generator: torch.Gene
     replaced = torch.rand(x0.shape, device=x0.device, generator=generator) >= signal[:, None]
     uniform = torch.randint(vocab_size, x0.shape, device=x0.device, generator=generator)
     return torch.where(replaced, uniform, x0)
-
-
-def noisy_batch(x0: Tensor, vocab_size: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """What one step of training sees of clean rows (B, L): their noisy state and its signal (B,) float64."""
-    signal = LOG_LINEAR.signal(stratified_times(len(x0), generator, x0.device))
-    return add_noise(x0, signal, vocab_size, generator), signal
 
 
 def causal_nll(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -11,76 +11,28 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limpet.denoisers import catalog, duo
+from limpet.denoisers.files import write_folder
 from limpet.denoisers.tensors import write_tensors
 from limpet.denoisers.text import Tokenizer
 from limpet.errors import LimpetError
-from limpet.files import whole
 from limpet.judges import causal
 from limpet.training import gaussian, losses
 from limpet.training.data import Stream, Text
-from limpet.training.evaluate import RowNats, causal_row_nats, duo_row_nats, held_out, log_law
+from limpet.training.evaluate import Network, held_out, log_law, shown, token_nats
 from limpet.training.recipe import Recipe
 
 
-class Task(Protocol):
-    """What is trained: a network, what one step shows it, and the number to make small."""
-
-    predicted: int  # tokens of a row that the loss is for
-
-    def network(self) -> nn.Module: ...
-
-    def begin(self, fraction: float, network: nn.Module) -> None:
-        """Called before each step with the share of the run that is done."""
-        return
-
-    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The random part of a step, from torch's own generator."""
-
-    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
-        """The mean loss per token; this is what gets compiled."""
-
-    def row_nats(self, network: nn.Module) -> RowNats:
-        """What validation measures."""
-
-
-class DuoTask(Task):
-    """The Duo objective at stratified times."""
-
-    def __init__(self, shape: duo.Shape) -> None:
-        self.shape, self.predicted = shape, shape.length
-
-    def network(self) -> nn.Module:
-        return duo.Network(self.shape)
-
-    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows, *losses.noisy_batch(rows, self.shape.vocab_size, None)
-
-    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
-        rows, z, signal = drawn
-        return losses.duo_nll(log_law(network, z, signal), z, rows, signal).mean()
-
-    def row_nats(self, network: nn.Module) -> RowNats:
-        return duo_row_nats(network, self.shape.vocab_size)
-
-
-class DistilTask(DuoTask):
+class Distillation:
     """Discrete consistency distillation: rounds of growing delta, each taught by the student that began it."""
 
-    def __init__(self, start: duo.Network, deltas: list[float], path: gaussian.Path) -> None:
-        super().__init__(start.shape)
-        self.deltas, self.path, self.round = deltas, path, -1
-        self.teacher = start.requires_grad_(False).eval()
-
-    def network(self) -> nn.Module:
-        return copy.deepcopy(self.teacher).requires_grad_(True).train()
+    def __init__(self, teacher: duo.Network, deltas: list[float], path: gaussian.Path) -> None:
+        self.teacher, self.deltas, self.path, self.round = teacher.requires_grad_(False).eval(), deltas, path, -1
 
     def begin(self, fraction: float, network: nn.Module) -> None:
         """At the start of a round the teacher becomes the student as it stands."""
@@ -92,7 +44,7 @@ class DistilTask(DuoTask):
     def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
         delta = self.deltas[self.round]
         late = (losses.stratified_times(len(rows), None, rows.device) + delta).clamp(max=1)
-        noise = gaussian.draw(rows, self.shape.vocab_size)  # one draw for both times
+        noise = gaussian.draw(rows, self.path.vocab_size)  # one draw for both times
         seen = ((gaussian.state(rows, self.path.gamma(t), noise), self.path.signal(t)) for t in (late, late - delta))
         return tuple(tensor for pair in seen for tensor in pair)
 
@@ -100,48 +52,33 @@ class DistilTask(DuoTask):
         z_late, signal_late, z_early, signal_early = drawn
         with torch.no_grad():
             teacher = log_law(self.teacher, z_early, signal_early)
-        return losses.backward_kl(log_law(network, z_late, signal_late), teacher).mean()
+        return losses.backward_kl(log_law(network, z_late, signal_late), teacher)
 
 
-class CausalTask(Task):
-    """Next-token prediction."""
-
-    def __init__(self, shape: causal.Shape, dropout: float) -> None:
-        self.shape, self.dropout, self.predicted = shape, dropout, shape.length - 1
-
-    def network(self) -> nn.Module:
-        return causal.Network(self.shape, self.dropout)
-
-    def draw(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return (rows,)
-
-    def loss(self, network: nn.Module, *drawn: Tensor) -> Tensor:
-        (rows,) = drawn
-        return losses.causal_nll(network(rows), rows).mean()
-
-    def row_nats(self, network: nn.Module) -> RowNats:
-        return causal_row_nats(network)
+def distillation_of(recipe: Recipe, device: torch.device) -> Distillation | None:
+    """What a student is taught by, if the recipe makes one."""
+    data, distil = recipe.data, recipe.distil
+    if distil is None:
+        return None
+    teacher = catalog.load(distil.teacher, device=device)
+    if not isinstance(teacher, duo.Duo):
+        raise LimpetError(f"the teacher {distil.teacher} is no Duo network, and only such are distilled here")
+    if (teacher.vocab_size, teacher.length) != (data.vocab_size, data.length):
+        raise LimpetError(
+            f"the teacher {distil.teacher} has {teacher.vocab_size} tokens and length {teacher.length}, the data "
+            f"{data.vocab_size} and {data.length}: distil on the teacher's own"
+        )
+    return Distillation(teacher.network, distil.deltas, gaussian.path(data.vocab_size, distil.clean, distil.noisy))
 
 
-def task_of(recipe: Recipe, device: torch.device) -> Task:
-    """The task that a recipe names."""
-    data, sizes, distil = recipe.data, recipe.sizes, recipe.distil
-    if distil is not None:
-        teacher = catalog.load(distil.teacher, device=device)
-        if not isinstance(teacher, duo.Duo):
-            raise LimpetError(f"the teacher {distil.teacher} is no Duo network, and only such are distilled here")
-        if (teacher.vocab_size, teacher.length) != (data.vocab_size, data.length):
-            raise LimpetError(
-                f"the teacher {distil.teacher} has {teacher.vocab_size} tokens and length {teacher.length}, the data "
-                f"{data.vocab_size} and {data.length}: distil on the teacher's own"
-            )
-        path = gaussian.path(teacher.vocab_size, distil.clean, distil.noisy)
-        return DistilTask(teacher.network, distil.deltas, path)
-    assert sizes is not None  # a recipe has one of the two
+def network_of(recipe: Recipe) -> Network:
+    """A new network of the sizes that a recipe gives."""
+    data, sizes = recipe.data, recipe.sizes
+    assert sizes is not None  # a recipe has them, or distils
     common = (data.vocab_size, data.length, sizes.width, sizes.blocks, sizes.heads)
     if recipe.kind == "causal":
-        return CausalTask(causal.Shape(*common, sizes.hidden), sizes.dropout)
-    return DuoTask(duo.Shape(*common, sizes.cond, sizes.hidden))
+        return causal.Network(causal.Shape(*common, sizes.hidden), sizes.dropout)
+    return duo.Network(duo.Shape(*common, sizes.cond, sizes.hidden))
 
 
 def seed_of(seed: int, step: int) -> int:
@@ -188,8 +125,9 @@ class Trainer:
     def __init__(self, recipe: Recipe, text: Text, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         torch.manual_seed(seed_of(recipe.seed, -1))
-        self.task = task_of(recipe, device)
-        self.network = self.task.network().to(device)
+        self.distillation = distillation_of(recipe, device)
+        student = copy.deepcopy(self.distillation.teacher) if self.distillation else network_of(recipe)
+        self.network: Network = student.to(device).requires_grad_(True).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         run = recipe.run
         groups = [  # norms and biases are not pulled towards nothing
@@ -200,7 +138,8 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(groups, lr=run.rate, betas=(first, second), fused=device.type == "cuda")
         self.train_stream = text.splits["train"].to(device)
         self.validation_stream = text.splits["validation"].to(device)
-        self.loss = torch.compile(self.task.loss) if run.compile else self.task.loss
+        loss = self.distillation.loss if self.distillation else token_nats
+        self.loss = torch.compile(loss) if run.compile else loss
         self.steps, self.seconds = 0, 0.0
 
     @property
@@ -209,10 +148,6 @@ class Trainer:
         run = self.recipe.run
         return min(1.0, self.steps / run.steps if run.steps else self.seconds / run.seconds)
 
-    @property
-    def done(self) -> bool:
-        return self.fraction >= 1
-
     def autocast(self) -> torch.autocast:
         """bfloat16 where the recipe says so; parameters, norms and losses stay float32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bfloat16")
@@ -220,15 +155,16 @@ class Trainer:
     def step(self) -> Tensor:
         """One step of the optimiser and of the average; the loss stays on the device."""
         recipe, run = self.recipe, self.recipe.run
-        fraction = self.fraction
-        self.task.begin(fraction, self.network)
+        fraction, distillation = self.fraction, self.distillation
         rows = batch_rows(self.train_stream, recipe.data.length, run.batch, recipe.seed, self.steps)
         torch.manual_seed(seed_of(recipe.seed, self.steps))  # of the noise and of dropout
-        drawn = self.task.draw(rows)
+        if distillation:
+            distillation.begin(fraction, self.network)
+        drawn = distillation.draw(rows) if distillation else shown(self.network, rows)
         for group in self.optimiser.param_groups:
             group["lr"] = rate_at(recipe, self.steps, fraction)
         with self.autocast():
-            loss: Tensor = self.loss(self.network, *drawn)
+            loss: Tensor = self.loss(self.network, *drawn).mean()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), run.clip)
@@ -241,22 +177,14 @@ class Trainer:
 
     def validate(self) -> float:
         """Held-out nats per token of the averaged weights, on the same rows and noise every time."""
-        length, rows = self.recipe.data.length, self.recipe.run.validate_rows
         with self.autocast():
-            nats = self.task.row_nats(self.average)
-            return held_out(nats, self.validation_stream, length, self.task.predicted, rows).nats
-
-    def progress(self, loss: float, steps_per_second: float, validation: float | None) -> Progress:
-        recipe, fraction = self.recipe, self.fraction
-        rate, tokens = rate_at(recipe, self.steps, fraction), recipe.run.batch * recipe.data.length
-        left = (1 - fraction) * self.seconds / max(fraction, 1e-9)
-        return Progress(self.steps, fraction, loss, rate, tokens * steps_per_second, self.seconds, left, validation)
+            return held_out(self.average, self.validation_stream, self.recipe.run.validate_rows).nats
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor that the next step depends on, by role and name."""
         roles: dict[str, nn.Module] = {"network": self.network, "average": self.average}
-        if isinstance(self.task, DistilTask):
-            roles["teacher"] = self.task.teacher
+        if self.distillation:
+            roles["teacher"] = self.distillation.teacher
         tensors = {f"{role}.{key}": p for role, module in roles.items() for key, p in module.named_parameters()}
         for name, p in self.network.named_parameters():
             moments = self.optimiser.state[p]
@@ -265,10 +193,9 @@ class Trainer:
 
     def save(self, file: Path) -> None:
         """A reader finds the old checkpoint or the new one, whole."""
-        counters = {"steps": self.steps, "seconds": self.seconds, "round": getattr(self.task, "round", -1)}
+        counters = {"steps": self.steps, "seconds": self.seconds, "round": getattr(self.distillation, "round", -1)}
         about = {"recipe": json.dumps(asdict(self.recipe)), "counters": json.dumps(counters)}
-        with whole(file) as beside:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}, beside, about)
+        write_tensors(file, {name: tensor.cpu() for name, tensor in self._tensors().items()}, about)
 
     def load(self, file: Path) -> None:
         """Take up a checkpoint of the same recipe."""
@@ -288,13 +215,13 @@ class Trainer:
             self.optimiser.state[p] = {"step": torch.tensor(float(self.steps), device=where), **moments}
         for name, tensor in self._tensors().items():
             tensor.copy_(stored[name])
-        if isinstance(self.task, DistilTask):
-            self.task.round = counters["round"]
+        if self.distillation:
+            self.distillation.round = counters["round"]
 
 
 def train(
     recipe: Recipe, text: Text, folder: Path, device: torch.device, report: Callable[[Progress], None]
-) -> nn.Module:
+) -> Network:
     """Run a recipe to its end in `folder`, from its checkpoint if there is one; the averaged weights.
 
     The clock starts after the first step, and stands still while validating: compiling and looking are not training."""
@@ -305,7 +232,7 @@ def train(
     if checkpoint.exists():
         trainer.load(checkpoint)
     ran, before, clock = 0, trainer.seconds, 0.0
-    while not trainer.done:
+    while trainer.fraction < 1:
         loss = trainer.step()
         ran += 1
         if ran == 1:
@@ -313,29 +240,24 @@ def train(
             clock = time.monotonic()
         now = time.monotonic()
         trainer.seconds, clock = trainer.seconds + now - clock, now
-        validates = trainer.steps % run.validate_every == 0 or trainer.done
-        if validates or trainer.steps % 50 == 0:
+        step, seconds, fraction = trainer.steps, trainer.seconds, trainer.fraction
+        validates = step % run.validate_every == 0 or fraction == 1
+        if validates or step % 50 == 0:
             value = loss.item()
             if not math.isfinite(value):
-                raise LimpetError(f"the loss is {value} at step {trainer.steps}: lower [run] rate")
+                raise LimpetError(f"the loss is {value} at step {step}: lower [run] rate")
             validation = trainer.validate() if validates else None
-            report(trainer.progress(value, (ran - 1) / max(trainer.seconds - before, 1e-9), validation))
+            rate, speed = rate_at(recipe, step, fraction), (ran - 1) / max(seconds - before, 1e-9)
+            tokens, left = run.batch * recipe.data.length * speed, (1 - fraction) * seconds / max(fraction, 1e-9)
+            report(Progress(step, fraction, value, rate, tokens, seconds, left, validation))
             clock = time.monotonic() if validates else clock
-        if trainer.steps % run.save_every == 0 and not trainer.done:
+        if step % run.save_every == 0 and fraction < 1:
             trainer.save(checkpoint)
-    save_network(folder, trainer.average, text)
-    checkpoint.unlink(missing_ok=True)
-    return trainer.average
-
-
-def save_network(folder: Path, network: nn.Module, text: Text) -> None:
-    """A model's folder: weights in float32, config.json, tokenizer.json."""
-    tokenizer = Tokenizer(text.tokenizer)
+    network, tokenizer = trainer.average, Tokenizer(text.tokenizer)
     if isinstance(network, duo.Network):
         duo.Duo(network, name=folder.name, tokenizer=tokenizer).save(folder)
-        return
-    assert isinstance(network, causal.Network)
-    config = {"model_type": "causal", **vars(network.shape)}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tokenizer.save(folder / "tokenizer.json")
-    write_tensors(folder / "model.safetensors", {name: p.detach().cpu() for name, p in network.named_parameters()})
+    else:
+        config = {"model_type": "causal", **vars(network.shape)}
+        write_folder(folder, config, tokenizer, {name: p.detach().cpu() for name, p in network.named_parameters()})
+    checkpoint.unlink(missing_ok=True)
+    return network

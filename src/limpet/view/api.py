@@ -1,23 +1,33 @@
-"""How requests are written: pydantic models made from the samplers' knobs; assets/openapi.json describes the rest."""
+"""The API: what a server offers, how a request is written, and the work that answers; it knows no HTTP.
+
+What it reads are pydantic models made from the samplers' knobs; assets/openapi.json describes the rest."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal, NoReturn, Union
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
+from limpet import scoring, stats
+from limpet.compare import MEASURES
+from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError, unknown
+from limpet.judges import Judge
 from limpet.samplers import Knob, Sampler, knobs
-from limpet.view.answers import Offer, Request
+from limpet.samples import sample
 from limpet.view.page import asset
-from limpet.view.queue import Refusal
+from limpet.view.queue import Limits, Refusal, Tell
+from limpet.view.trajectory import Trajectory, follow
 
 MOST_WHOLE = 2**31 - 1  # of a whole number in a knob
 MOST_NAME = 80  # characters in an arm's name
@@ -26,6 +36,49 @@ EVENTS = "text/event-stream"
 FILE = "application/x-limpet-trajectory"
 
 Shape = type[BaseModel]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All that can be asked for."""
+
+    models: Mapping[str, Denoiser]
+    judge: Judge | None  # of the models whose true law is not known
+    samplers: Mapping[str, type[Sampler]]
+    arms: Mapping[str, Sampler]  # what is compared unless told
+    limits: Limits
+
+    def written(self, sampler: Sampler) -> dict[str, Any]:
+        """A sampler under the name that it has here: where its file lies is nobody's business."""
+        name = next(name for name, kind in self.samplers.items() if kind is type(sampler))
+        return {**sampler.to_dict(), "sampler": name}
+
+    def judge_of(self, model: Denoiser) -> Judge | None:
+        """Who scores a model's texts: its own true law where that is known, else the judge if it can read them."""
+        judge = scoring.true_law(model) or self.judge
+        try:
+            if judge is not None:
+                scoring.way_for(judge, model)
+            return judge
+        except LimpetError:
+            return None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, checked as far as it can be without its model."""
+
+    model: str
+    arms: dict[str, Sampler]
+    seed: int
+    n: int
+    length: int | None
+    prompt: str
+    fixed: list[tuple[int, str]]
+    score: bool
+
+
+# How a request is written
 
 
 class Strict(BaseModel):
@@ -43,7 +96,8 @@ def shapes(offer: Offer) -> dict[str, Shape]:
     """What this server reads, by the route's name."""
     limits, names = offer.limits, tuple(offer.models)
     kinds: Any = tuple(_sampler(name, kind, limits.calls) for name, kind in offer.samplers.items())
-    arm: Any = TypeAliasType("Sampler", Annotated[Union[kinds], Field(discriminator="sampler")])  # noqa: UP007
+    written: Any = TypeAliasType("Sampler", Annotated[Union[kinds], Field(discriminator="sampler")])  # noqa: UP007
+    arm: Any = Annotated[written, AfterValidator(partial(_built, offer))]
     arms = {name: offer.written(sampler) for name, sampler in offer.arms.items()}
     common: dict[str, Any] = {
         "model": (Literal[names], names[0]),
@@ -54,18 +108,18 @@ def shapes(offer: Offer) -> dict[str, Shape]:
         "fixed": (list[Place], Field([], max_length=limits.fixed, description="words held at token positions")),
         "score": (bool, Field(True, description="score the texts under the judge")),
     }  # fmt: skip
-    sample: dict[str, Any] = {
+    for_sample: dict[str, Any] = {
         "arm": (arm, Field(list(arms.values())[-1], validate_default=True)),
         "n": (int, Field(1, ge=1, le=limits.samples, description="how many samples")),
     }
-    compare: dict[str, Any] = {
+    for_compare: dict[str, Any] = {
         "arms": (dict[Annotated[str, Field(min_length=1, max_length=MOST_NAME)], arm],
                  Field(arms, validate_default=True, min_length=1, max_length=limits.arms,
                        description="samplers by name; all share their randomness")),
     }  # fmt: skip
     return {
-        "sample": create_model("SampleRequest", __base__=Strict, **common, **sample),
-        "compare": create_model("CompareRequest", __base__=Strict, **common, **compare),
+        "sample": create_model("SampleRequest", __base__=Strict, **common, **for_sample),
+        "compare": create_model("CompareRequest", __base__=Strict, **common, **for_compare),
     }
 
 
@@ -94,16 +148,7 @@ def _kind(knob: Knob) -> Any:
 
 def about(offer: Offer, version: str) -> dict[str, Any]:
     """What the playground's page must know."""
-    return {
-        "models": models(offer), "limits": {**asdict(offer.limits), "seed": MOST_SEED}, "version": version,
-        "arms": {name: offer.written(sampler) for name, sampler in offer.arms.items()},
-        "samplers": {name: [{**asdict(knob), "kind": knob.kind.__name__} for knob in knobs(kind).values()]
-                     for name, kind in offer.samplers.items()},
-    }  # fmt: skip
-
-
-def models(offer: Offer) -> list[dict[str, Any]]:
-    return [
+    models = [
         {
             "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
             "any_length": not isinstance(model, Source), "text": model.tokenizer is not None,
@@ -111,6 +156,12 @@ def models(offer: Offer) -> list[dict[str, Any]]:
         }
         for name, model in offer.models.items()
     ]  # fmt: skip
+    return {
+        "models": models, "limits": {**asdict(offer.limits), "seed": MOST_SEED}, "version": version,
+        "arms": {name: offer.written(sampler) for name, sampler in offer.arms.items()},
+        "samplers": {name: [{**asdict(knob), "kind": knob.kind.__name__} for knob in knobs(kind).values()]
+                     for name, kind in offer.samplers.items()},
+    }  # fmt: skip
 
 
 # Reading a request
@@ -119,52 +170,40 @@ def models(offer: Offer) -> list[dict[str, Any]]:
 def read_json(body: bytes) -> Any:
     """A JSON document without NaN, infinities, numbers too large to be kept, or halves of characters."""
 
-    def refuse(constant: str) -> NoReturn:
-        raise Refusal(400, f"the request holds {constant}, which is no JSON number: leave it out")
-
     def number(text: str) -> float:
         if not math.isfinite(value := float(text)):
-            refuse(text)
+            raise ValueError(f"{text[:20]} is no number that it can hold")
         return value
 
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=refuse, parse_float=number)
+        value = json.loads(body.decode("utf-8"), parse_constant=number, parse_float=number)
         json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Refusal(400, f"the request is not UTF-8 (byte {error.start}): encode it as UTF-8") from error
     except UnicodeEncodeError as error:
         raise Refusal(422, "the request holds half a character (a lone surrogate): send whole ones") from error
-    except Refusal:
-        raise
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the request is not JSON ({error}): send one JSON object") from error
+        raise Refusal(400, f"the request is not JSON in UTF-8 ({error}): send one JSON object") from error
     return value
 
 
 def read(body: bytes, shape: Shape, offer: Offer) -> Request:
     """A request, every field checked; an error says what to mend."""
     try:
-        values = shape.model_validate(read_json(body)).model_dump(by_alias=True)
+        values = dict(shape.model_validate(read_json(body)))
     except ValidationError as error:
         found = error.errors(include_url=False)
         first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # perhaps misspelt
         raise LimpetError(_sentence(first, shape, offer)) from error
-    if "arm" in values:
-        sampler = _built(values.pop("arm"), "arm", offer)
-        arms = {sampler.caption: sampler}
-    else:
-        arms = {name: _built(arm, f"arm {_brief(name)}", offer) for name, arm in values.pop("arms").items()}
-    fixed = [(place["position"], place["text"]) for place in values.pop("fixed")]
-    return Request(**{"n": 1, **values, "arms": arms, "fixed": fixed})
+    arm = values.pop("arm", None)
+    fixed = [(place.position, place.text) for place in values.pop("fixed")]
+    return Request(**{"n": 1, "arms": arm and {arm.caption: arm}, **values, "fixed": fixed})
 
 
-def _built(arm: dict[str, Any], where: str, offer: Offer) -> Sampler:
-    try:
-        sampler = offer.samplers[arm.pop("sampler")](**arm)
-    except ValueError as error:  # the sampler's own check, of what knobs are together
-        raise LimpetError(f"in {where}: {error}") from error
+def _built(offer: Offer, arm: BaseModel) -> Sampler:
+    """The sampler of these knobs, which has its own check of what they are together."""
+    knobs = arm.model_dump(by_alias=True)
+    sampler = offer.samplers[knobs.pop("sampler")](**knobs)
     if sampler.nfe > offer.limits.calls:
-        raise LimpetError(f"{where} asks for {sampler.nfe} calls; this server makes at most {offer.limits.calls}")
+        raise LimpetError(f"it asks for {sampler.nfe} calls, and this server makes at most {offer.limits.calls}")
     return sampler
 
 
@@ -186,6 +225,8 @@ def _sentence(error: Mapping[str, Any], shape: Shape, offer: Offer) -> str:
         return f"{where} names the sampler {_brief(given.get('sampler'))}; here are {', '.join(offer.samplers)}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{where} is {_brief(given)}; it takes an object"
+    if error["type"] == "value_error":  # a sampler's own
+        return f"in {where}: {error['ctx']['error']}"
     what = error["msg"].replace("Input", "it", 1).replace("Dictionary", "it")
     return f"{where} is {_brief(given)}; {what[0].lower()}{what[1:].replace(' after validation', '')}"
 
@@ -198,3 +239,86 @@ def description(shapes: Mapping[str, Shape], version: str) -> dict[str, Any]:
     document["info"]["version"] = version
     document["components"]["schemas"] |= read["$defs"]
     return document
+
+
+# The work that answers
+
+
+def rows(offer: Offer, request: Request, tell: Tell) -> dict[str, list[dict[str, Any]]]:
+    """n samples under every arm, as `limpet sample` writes them, with their scores."""
+    model, length, given = _opened(offer, request)
+    made: dict[str, list[dict[str, Any]]] = {}
+    for name, sampler in request.arms.items():
+        out = sample(model, sampler, request.n, request.seed, length, None, given, None, lambda *_: tell("", None))
+        rows = zip(out.rows(), _scores(offer, request, out.tokens, out.prefix), strict=True)
+        made[name] = [{**row, "sampler": offer.written(sampler), "scores": scores} for row, scores in rows]
+        tell("", None)
+    return made
+
+
+def paths(offer: Offer, request: Request, tell: Tell) -> list[Trajectory]:
+    """One sample under every arm, told as it comes: begin, frame ..., end."""
+    model, length, given = _opened(offer, request)
+    made, walk = follow(model, request.arms, request.seed, 0, length, None, given)
+    for path, sampler in zip(made, request.arms.values(), strict=True):
+        path.header = replace(path.header, sampler=offer.written(sampler))
+    tell("begin", {"arms": [path.header.about() for path in made]})
+    for news in walk:
+        parts = []
+        for a, (path, words) in enumerate(zip(made, news, strict=True)):
+            if words is not None:
+                frame = base64.b64encode(path.header.pack(path.frames[-1])).decode()
+                parts.append({"arm": a, "frame": frame, "words": words})
+        tell("frame", {"arms": parts})
+    prefix = next(i for i in range(length + 1) if i not in given)  # given tokens at the start
+    scores = _scores(offer, request, np.stack([path.frames[-1].state for path in made]), prefix)
+    for path, found in zip(made, scores, strict=True):
+        path.scores = found
+    tell("end", {"arms": [{"text": path.text, "scores": path.scores} for path in made]})
+    return made
+
+
+def _opened(offer: Offer, request: Request) -> tuple[Denoiser, int, dict[int, int]]:
+    """The model, the length, and {position: token} of the prompt and the fixed words."""
+    model = offer.models[request.model]
+    length = request.length or model.length
+    if length > offer.limits.length:
+        raise LimpetError(f"{request.model} writes {length} tokens, and this server at most {offer.limits.length}")
+    if isinstance(model, Source) and length != model.length:
+        raise LimpetError(f"{model.name} writes {model.length} tokens, not {length}: leave length out")
+    texts = [(start, text) for start, text in [(0, request.prompt), *request.fixed] if text]
+    if texts and model.tokenizer is None:
+        raise LimpetError(f"{model.name} has no tokenizer, so it takes no prompt and no fixed words")
+    given: dict[int, int] = {}
+    for start, text in texts:
+        assert model.tokenizer is not None
+        ids, shown = model.tokenizer.encode(text), ascii(text if len(text) <= 40 else text[:37] + "...")
+        if start + len(ids) > length:
+            raise LimpetError(
+                f"{shown} takes {len(ids)} tokens from position {start}, past the {length} of the sequence: "
+                "shorten it or raise length"
+            )
+        for position, token in enumerate(ids, start):
+            if position in given:
+                raise LimpetError(f"position {position} is given twice: move {shown}")
+            given[position] = token
+    return model, length, given
+
+
+def _scores(offer: Offer, request: Request, tokens: Any, prefix: int) -> list[dict[str, Any]]:
+    """Of each sample (n, L), what is known of it: who judged, how, over how many tokens; what was given is not
+    counted."""
+    model, n = offer.models[request.model], len(tokens)
+    if not request.score or prefix == tokens.shape[1]:
+        return [{} for _ in range(n)]
+    columns: dict[str, list[Any]] = {}
+    judge = offer.judge_of(model)
+    if judge is not None:
+        found = scoring.score(judge, model, tokens, prefix)
+        for name in ("judge", "digest", "convention", "precision"):
+            columns[name] = [getattr(found, name)] * n
+        with np.errstate(over="ignore"):
+            nll, perplexity = stats.numbers(found.mean), stats.numbers(np.exp(found.mean))
+        columns |= {"counted": found.tokens.tolist(), "nll": nll, "perplexity": perplexity}
+    columns |= scoring.diversity(tokens[:, prefix:], MEASURES)[0]
+    return [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(n)]

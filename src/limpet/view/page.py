@@ -24,25 +24,14 @@ def self_contained(trajectories: list[Trajectory], title: str | None = None) -> 
     """One HTML page with the trajectories inside."""
     models = ", ".join(dict.fromkeys(trajectory.header.model for trajectory in trajectories))
     files = [base64.b64encode(trajectory.to_bytes()).decode() for trajectory in trajectories]
-    return _fill(
-        title=title or f"{models}: a sample comes into being",
-        lead=" · ".join(trajectory.header.arm for trajectory in trajectories),
-        data={"files": files},
-        script=asset("viewer.js") + asset("open.js"),
-        connect="'none'",
-    )
+    lead = " · ".join(trajectory.header.arm for trajectory in trajectories)
+    return _fill(title or f"{models}: a sample comes into being", lead, {"files": files}, "open.js", connect="'none'")
 
 
 def playground(about: dict[str, Any]) -> str:
     """The playground's page; `about` tells it the models, the samplers' knobs and the limits."""
-    return _fill(
-        title="limpet",
-        lead="watch a diffusion language model write, one reveal at a time",
-        data=about,
-        script=asset("viewer.js") + asset("playground.js"),
-        connect="'self'",
-        form=asset("playground.html"),
-    )
+    lead = "watch a diffusion language model write, one reveal at a time"
+    return _fill("limpet", lead, about, "playground.js", connect="'self'", form=asset("playground.html"))
 
 
 def for_script(value: Any) -> str:
@@ -55,8 +44,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _fill(*, title: str, lead: str, data: Any, script: str, connect: str, form: str = "") -> str:
-    style = asset("viewer.css")
+def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> str:
+    """The template with all that it holds; `opening` is the script that gives the viewer the data."""
+    style, script = asset("viewer.css"), asset("viewer.js") + asset(opening)
     csp = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -59,8 +59,8 @@ class Left(Exception):
 class Job:
     """One client's work: events while it runs, a result at the end."""
 
-    def __init__(self, ahead: int, seconds: float) -> None:
-        self.ahead, self.seconds = ahead, seconds  # jobs before it when it came; how long it may run
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds  # that it may run
         self.events: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
         self.future: Future[Any]
         self._left, self._begun = threading.Event(), math.inf
@@ -117,8 +117,10 @@ class Queue:
             raise Refusal(
                 429, f"{inside} requests are here already: come again in {wait} s", {"Retry-After": str(wait)}
             )
-        job = Job(max(0, inside + 1 - workers), self.limits.seconds)
+        job = Job(self.limits.seconds)
         self.inside.add(job)
+        if inside >= workers:
+            job.events.put_nowait(("queued", {"ahead": inside + 1 - workers}))
 
         def free() -> None:
             self.inside.discard(job)

@@ -1,16 +1,15 @@
-"""The playground's server: routes, what a request may weigh, and how answers travel; the work is in answers.py."""
+"""The playground's server: routes, what a request may weigh, and how answers travel; the work is in api.py."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,7 +24,7 @@ from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError
 from limpet.judges import Judge
 from limpet.samplers import CRS, Native, Sampler
-from limpet.view import answers, api, page
+from limpet.view import api, page
 from limpet.view.queue import BROKEN, Job, Left, Limits, Queue, Refusal
 
 PATIENCE = 10.0  # seconds for a request's body to arrive, and between signs of life on a stream
@@ -56,29 +55,27 @@ def application(
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
     arms = arms or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
-    offer = answers.Offer(models, judge, offered or samplers.available(), arms, limits)
+    offer = api.Offer(models, judge, offered or samplers.available(), arms, limits)
     shapes, queue, about = api.shapes(offer), Queue(limits), api.about(offer, limpet.__version__)
 
-    def taker(kind: str) -> Callable[[Request], Awaitable[Response]]:
-        shape = shapes[kind]
-
-        async def take(request: Request) -> Response:
-            asked = api.read(await _body(request, limits.body), shape, offer)
-            wanted = request.headers.get("accept", "")
-            events, file = api.EVENTS in wanted, kind == "sample" and api.FILE in wanted
-            work = answers.paths if events or file else answers.rows
-            job = queue.submit(lambda tell: work(offer, asked, tell))
-            if events:
-                return Events(job, await _first(job))
-            made: Any = await _finished(request, job)
-            if file:
-                name = f'attachment; filename="limpet-{asked.seed}.limpet"'
-                return Response(made[0].to_bytes(), 200, {**HEADERS, "Content-Disposition": name}, api.FILE)
-            if kind == "sample":
-                return answer({"samples": next(iter(made.values()))})
-            return answer({"arms": {name: rows[0] for name, rows in made.items()}})
-
-        return take
+    async def take(kind: str, request: Request) -> Response:
+        asked = api.read(await _body(request, limits.body), shapes[kind], offer)
+        wanted = request.headers.get("accept", "")
+        events, file = api.EVENTS in wanted, kind == "sample" and api.FILE in wanted
+        work = api.paths if events or file else api.rows
+        job = queue.submit(lambda tell: work(offer, asked, tell))
+        if events:
+            first = await job.events.get()
+            if first is None:  # it cannot begin, and is refused with a status
+                raise job.future.exception() or Left
+            return Events(job, event(*first))
+        made: Any = await _finished(request, job)
+        if file:
+            name = f'attachment; filename="limpet-{asked.seed}.limpet"'
+            return Response(made[0].to_bytes(), 200, {**HEADERS, "Content-Disposition": name}, api.FILE)
+        if kind == "sample":
+            return answer({"samples": next(iter(made.values()))})
+        return answer({"arms": {name: rows[0] for name, rows in made.items()}})
 
     async def ready(request: Request) -> Response:
         return answer({"status": "full"}, 503) if queue.full else answer({"status": "ready"})
@@ -100,8 +97,7 @@ def application(
         routes=[
             *(Route(path, made, methods=["GET"]) for path, made in unchanging.items()),
             Route("/ready", ready),
-            Route("/api/sample", taker("sample"), methods=["POST"]),
-            Route("/api/compare", taker("compare"), methods=["POST"]),
+            *(Route(f"/api/{kind}", partial(take, kind), methods=["POST"]) for kind in shapes),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers=dict.fromkeys((LimpetError, HTTPException, Left, Exception), _failed),
@@ -118,20 +114,6 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         raise LimpetError(f"{host} port {port} cannot be used ({error}): choose another with --host, --port") from error
-
-
-@contextmanager
-def serving(app: Starlette) -> Iterator[str]:
-    """The application on a thread of its own, at a free port: for tests and pictures. Gives its address."""
-    listener = listen(LOOPBACK[0], 0)
-    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 # What comes in
@@ -207,17 +189,6 @@ class Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self.job.leave()
-
-
-async def _first(job: Job) -> str:
-    """The first event: that the job waits, or that it begins; one that cannot begin is refused with a status."""
-    if job.ahead:
-        return event("queued", {"ahead": job.ahead})
-    told = await job.events.get()
-    if told is None:
-        job.future.result()
-        raise Left
-    return event(*told)
 
 
 async def _events(job: Job, first: str) -> AsyncIterator[str]:

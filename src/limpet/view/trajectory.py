@@ -227,26 +227,21 @@ def _are_marks(names: Any) -> bool:
 
 class Shared(Wrapped):
     """A denoiser that does not compute the same call twice running: arms in step share every call in which they
-    still agree, which is the whole warmup of a native and a CRS arm."""
+    still agree, which is the whole warmup of a native and a CRS arm. Its features are the logits."""
 
     _call: tuple[Tensor, float | Tensor] | None = None
-    _features: Tensor
-    _logits: Tensor | None
+    _logits: Tensor
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         if self._call is None or t != self._call[1] or not tokens.equal(self._call[0]):
-            self._call, self._features, self._logits = (tokens, t), super().body(tokens, t), None
-        return self._features
+            self._call, self._logits = (tokens, t), self.inner.head(self.inner.body(tokens, t))
+        return self._logits
 
     def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         return self.body(tokens, t)
 
     def head(self, features: Tensor) -> Tensor:
-        if self._call is None or features is not self._features:
-            return super().head(features)
-        if self._logits is None:
-            self._logits = super().head(features)
-        return self._logits
+        return features
 
 
 def _noting(candidates: int, noted: list[tuple[Tensor, Tensor]]) -> Backend:

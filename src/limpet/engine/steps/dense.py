@@ -7,22 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from limpet.engine import process, support
+from limpet.engine import process, steps, support
 from limpet.engine.selector import select
-from limpet.engine.steps import (
-    DRAW,
-    STAY,
-    UNIFORM,
-    Backend,
-    Head,
-    Outcome,
-    Whole,
-    coin_two,
-    inverse_cdf,
-    no_law,
-    positions,
-    routes,
-)  # fmt: skip
+from limpet.engine.steps import DRAW, STAY, UNIFORM, Backend, Head, Outcome, Whole
 from limpet.engine.streams import Purpose, uniform_token
 
 
@@ -31,7 +18,7 @@ def law_of(head: Head, features: Tensor, plan: Whole) -> Tensor:
     law = head(features).double().softmax(-1)
     broken = law.sum(-1).isnan().flatten().nonzero()
     if len(broken):
-        raise no_law(plan.input, plan.transition.call, int(broken[0]))
+        raise steps.no_law(plan.input, plan.transition.call, int(broken[0]))
     if plan.input.convert:
         law = process.leave_one_out(law, plan.input.tokens, plan.input.signal)
     if plan.transition.temperature != 1:
@@ -47,12 +34,12 @@ def advance(head: Head, features: Tensor, plan: Whole) -> Outcome:
 
     law = support.restrict(law, transition.top_p, transition.boundary)
     z = transition.tokens
-    route, second = routes(transition, stream)
+    route, second = steps.routes(transition, stream)
     law_at_z = law.gather(-1, z[..., None])[..., 0]
-    kept = coin_two(second, law_at_z, transition.signal_t, law.shape[-1])
+    kept = steps.coin_two(second, law_at_z, transition.signal_t, law.shape[-1])
     route = route.masked_fill(~kept, STAY)
-    for_draw, for_uniform = stream.uniforms(transition.call, positions(z), Purpose.TOKENS)
-    drawn = inverse_cdf(law.flatten(0, 1), for_draw.flatten()).view_as(z)
+    for_draw, for_uniform = stream.uniforms(transition.call, steps.positions(z), Purpose.TOKENS)
+    drawn = steps.inverse_cdf(law.flatten(0, 1), for_draw.flatten()).view_as(z)
     tokens = torch.where(route == DRAW, drawn, z)
     tokens = torch.where(route == UNIFORM, uniform_token(for_uniform, law.shape[-1]), tokens)
     return Outcome(tokens, top.masked_fill(~transition.inspect, 0), deficit)

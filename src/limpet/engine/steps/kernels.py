@@ -15,17 +15,8 @@ from limpet.engine.streams import Purpose
 COINS = tl.constexpr(int(Purpose.COINS))
 TOKENS = tl.constexpr(int(Purpose.TOKENS))
 INFINITY = tl.constexpr(float("inf"))
-SCALARS = [
-    "seed",
-    "step",
-    "draw",
-    "move",
-    "stay",
-    "pull",
-    "top_p",
-    "shift",
-    "cool",
-]  # new at every step: compile for none
+# new at every step: compile for none
+SCALARS = ["seed", "step", "draw", "move", "stay", "pull", "top_p", "shift", "cool"]
 
 
 @triton.jit

@@ -11,23 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.engine import support
+from limpet.engine import steps, support
 from limpet.engine.selector import select
-from limpet.engine.steps import (
-    DRAW,
-    STAY,
-    Backend,
-    Head,
-    Input,
-    Outcome,
-    Transition,
-    coin_two,
-    inverse_cdf,
-    log_law,
-    no_law,
-    pieces,
-    routes,
-)  # fmt: skip
+from limpet.engine.steps import DRAW, STAY, Backend, Head, Input, Outcome, Transition
 from limpet.engine.streams import Purpose, uniform_token
 
 
@@ -48,7 +34,7 @@ class Tossed(NamedTuple):
 
 def plan(transition: Transition, input: Input) -> Tossed:
     """Toss coin one everywhere; the rows where it moves or the law is inspected."""
-    route, second = routes(transition, input.stream)
+    route, second = steps.routes(transition, input.stream)
     rows = ((route != STAY) | transition.inspect).nonzero()
     return Tossed(transition, input, route, second, rows)
 
@@ -58,15 +44,15 @@ def advance(head: Head, features: Tensor, plan: Tossed) -> Outcome:
     tokens = transition.tokens.clone()
     top = torch.zeros_like(tokens)
     deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
-    for rows, said in pieces(head, features, needed, input.vocab_size):
+    for rows, said in steps.pieces(head, features, needed, input.vocab_size):
         sample, position = rows.unbind(-1)
-        logits = log_law(said, input.tokens[sample, position], input, transition.temperature)
+        logits = steps.log_law(said, input.tokens[sample, position], input, transition.temperature)
         largest, top[sample, position] = logits.max(-1)
         weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)
         if total.isnan().any():
             broken = rows[total.isnan().nonzero()[0, 0]]
-            raise no_law(input, transition.call, int(broken[0] * tokens.shape[1] + broken[1]))
+            raise steps.no_law(input, transition.call, int(broken[0] * tokens.shape[1] + broken[1]))
         deficit[sample, position] = (total - 1) / total
 
         moves = (route[sample, position] != STAY).nonzero()[:, 0]
@@ -89,11 +75,11 @@ def _move(
         total = weights.sum(-1, dtype=torch.float64)
     z = transition.tokens[sample, position]
     law_at_z = weights.gather(-1, z[:, None])[:, 0] / total
-    kept = coin_two(second, law_at_z, transition.signal_t, input.vocab_size)
+    kept = steps.coin_two(second, law_at_z, transition.signal_t, input.vocab_size)
     for_draw, for_uniform = input.stream.uniforms(transition.call, position, Purpose.TOKENS, sample)
     moved = uniform_token(for_uniform, input.vocab_size)
     drawn = kept & (route == DRAW)
-    moved[drawn] = inverse_cdf(weights[drawn], for_draw[drawn])
+    moved[drawn] = steps.inverse_cdf(weights[drawn], for_draw[drawn])
     return torch.where(kept, moved, z)
 
 

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from limpet.lab.shelf import Shelf
 from limpet.lab.units import Unit
-from limpet.lab.worker import Event, Job
+from limpet.lab.worker import Event, Job, Worker
 
 ATTEMPTS = 3
 
 Group = Sequence[Unit]
 Place = Callable[[Job, Sequence[Group]], Iterator[Event]]
+
+
+def local(device: str | None = None, shelf: Shelf | None = None) -> Place:
+    """One worker in this process."""
+
+    def place(job: Job, groups: Sequence[Group]) -> Iterator[Event]:
+        worker = Worker(job, device, shelf)
+        for group in groups:
+            yield from worker.work(group)
+
+    return place

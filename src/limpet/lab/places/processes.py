@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from limpet.lab.places import ATTEMPTS, Group, Place
-from limpet.lab.worker import Event, Job, Worker, told
+from limpet.lab.worker import Event, Job, Worker
 
 DONE = None  # what a worker sends after the last event of a group
 
@@ -42,13 +42,13 @@ def processes(devices: Sequence[str | None]) -> Place:
                             waiting.append(at)
                         else:
                             why = f"its worker died {ATTEMPTS} times (exit code {process.exitcode})"
-                            yield from (told(unit, error=why) for unit in groups[at] if unit.key not in made)
+                            yield from (Event(unit, why) for unit in groups[at] if unit.key not in made)
                         hands |= [_hire(job, device)]
                         continue
                     if event is DONE:
                         del busy[pipe]
                     else:
-                        made.add(event.key)
+                        made.add(event.unit.key)
                         yield event
         finally:
             for process, _ in hands.values():

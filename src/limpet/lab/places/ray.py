@@ -10,7 +10,7 @@ from typing import Any
 
 from limpet.errors import LimpetError, extra
 from limpet.lab.places import ATTEMPTS, Group, Place
-from limpet.lab.worker import Event, Job, Worker, told
+from limpet.lab.worker import Event, Job, Worker
 
 
 class Actor(Worker):
@@ -64,5 +64,5 @@ def _hand_out(ray: Any, job: Job, groups: Sequence[Group], workers: int | None, 
                     waiting.append(at)
                 else:
                     why = f"its worker died {ATTEMPTS} times ({type(error).__name__})"
-                    yield from (told(unit, error=why) for unit in groups[at])
+                    yield from (Event(unit, why) for unit in groups[at])
             idle.append(actor)
