@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ from limpet.engine import selector
 from limpet.engine.path import Path as Walk
 from limpet.engine.path import generate, open_path
 from limpet.engine.steps import Backend, Input, Outcome, Transition, fused, lazy, trial
+from limpet.engine.steps.coins import ancestral
 from limpet.engine.streams import Stream
-from limpet.samplers import CRS, Native
+from limpet.engine.support import Support
+from limpet.samplers import CRS, Mend, Native, Sampler, parse
 from limpet.samples import Counted
 from trained_like import released, trained_like
 
@@ -50,8 +52,7 @@ def transition(tokens: Tensor, **changes: Any) -> Transition:
         "tokens": tokens,
         "revise": every,
         "inspect": every,
-        "signal_t": 0.4,
-        "signal_s": 0.7,
+        "coins": ancestral(0.4, 0.7),
     }
     return Transition(**(plain | changes))
 
@@ -84,7 +85,8 @@ def check_step() -> dict[str, Any]:
         logits = (torch.randn(8, 128, VOCAB, generator=generator, device=CUDA) * spread).to(dtype)
         tokens = torch.randint(VOCAB, (8, 128), generator=generator, device=CUDA)
         tokens[:, ::2] = logits[:, ::2].argmax(-1)
-        case = transition(tokens, top_p=top_p, boundary=boundary, temperature=temperature, signal_t=0.01)
+        cut = Support(top_p, boundary)
+        case = transition(tokens, support=cut, temperature=temperature, coins=ancestral(0.01, 0.7), against=tokens)
         one, other = (trial.step(each.BACKEND, logits, case, shown(case, convert=convert)) for each in (lazy, fused))
         name = f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"
         found[name if temperature == 1 else f"{name} temperature {temperature}"] = compared(tokens, one, other)
@@ -97,6 +99,7 @@ def compared(tokens: Tensor, one: Outcome, other: Outcome) -> dict[str, Any]:
         "moved": int((one.tokens != tokens).sum()),
         "tokens differ": int((one.tokens != other.tokens).sum()),
         "argmax differ": int((one.top != other.top).sum()),
+        "gain differ": int((one.gain != other.gain).sum()) if one.gain is not None else 0,
         "deficit": float(((one.deficit - other.deficit).abs() / one.deficit.clamp(min=1e-12)).max()),
     }
 
@@ -153,7 +156,7 @@ def check_laws() -> dict[str, float]:
     laws = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
     for (row, values), top_p, boundary in itertools.product(enumerate(laws), (1.0, 0.65), ("released", "paper")):
         law = torch.tensor(values, dtype=torch.float64)
-        fit = trial.fit(fused.BACKEND, law, top_p, boundary, seed=row, device=CUDA, shape=(1000, 1000))
+        fit = trial.fit(fused.BACKEND, law, Support(top_p, boundary), seed=row, device=CUDA, shape=(1000, 1000))
         found[f"law {row} p {top_p} {boundary}"] = fit
     found["tail of 1e-3 in 50 parts"] = tail()
     return found | {"smallest": min(found.values())}
@@ -167,7 +170,7 @@ def tail() -> float:
     counts = torch.zeros(len(weights))
     for call in range(8):
         tokens = torch.full((100, 1000), 25000, device=CUDA)
-        case = transition(tokens, call=call, signal_t=1e-12, signal_s=1.0, inspect=tokens < 0)
+        case = transition(tokens, call=call, coins=ancestral(1e-12, 1.0), inspect=tokens < 0)
         outcome = trial.step(
             fused.BACKEND, tokens[..., None].float(), case, shown(case, len(weights)),
             lambda rows: row.expand(len(rows), -1),
@@ -183,12 +186,12 @@ def tail() -> float:
     return trial.chi_square(parts(counts), parts(weights / weights.sum()))
 
 
-def check_path(precision: str, temperature: float = 1.0) -> dict[str, Any]:
+def check_path(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) -> dict[str, Any]:
     """Whole paths, fused and lazy, after the same body. Matrix products may round differently over another number of
     rows, and a path that has parted does not come back, so what is counted is where they differ in the end."""
     model = released(device=CUDA, precision=precision)
     counted = Counted(model), Counted(model)
-    sampler, (batch, length) = CRS(nfe=16, temperature=temperature), (2, 256)
+    sampler, (batch, length) = kind(nfe=16, temperature=temperature), (2, 256)
     with torch.inference_mode():
         *_, (one, _) = generate(sampler, path_of(counted[0], batch, length))
         *_, (other, _) = generate(sampler, path_of(counted[1], batch, length, lazy.BACKEND))
@@ -301,7 +304,7 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         aligned = AlignedHead(model.network.output_layer.linear)
         found[f"head of {rows} rows, plain"] = milliseconds(lambda: model.network.head(few))
         found[f"head of {rows} rows, aligned"] = milliseconds(lambda: aligned(few))
-        late = transition(tokens, inspect=tokens < 0, signal_t=0.6, signal_s=0.62)
+        late = transition(tokens, inspect=tokens < 0, coins=ancestral(0.6, 0.62))
         input = shown(late)
         found["plan"] = milliseconds(lambda: fused.plan(late, input))
         deficit = torch.rand(batch, length, dtype=torch.float64, device=CUDA)
@@ -314,9 +317,9 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         logits = aligned(few)
         short = tokens.flatten()[: 6 * length].view(6, length)
         cases = {
-            "looked at": transition(short, signal_t=0.5, signal_s=0.5),  # coin one always stays
-            "moved": transition(short, inspect=short < 0, signal_t=0.6, signal_s=0.999),
-            "top-p": transition(short, inspect=short < 0, signal_t=0.6, signal_s=0.999, top_p=0.9),
+            "looked at": transition(short, coins=ancestral(0.5, 0.5)),  # coin one always stays
+            "moved": transition(short, inspect=short < 0, coins=ancestral(0.6, 0.999)),
+            "top-p": transition(short, inspect=short < 0, coins=ancestral(0.6, 0.999), support=Support(0.9)),
         }
         chosen = fused.BLOCK, fused.WARPS, fused.REGISTERS
         for (name, case), shape in itertools.product(cases.items(), (chosen, (4096, 16, 64), (4096, 8, 128))):
@@ -328,12 +331,30 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
     return found
 
 
+# Samplers that the router draws, and samplers that read every law.
+ARMS = ("mend", "mend turns=1", "psi", "psi rule=constant eta=.5", "ddim", "gibbs")
+ROUTER = {**speed.SAMPLERS, **dict(map(parse, ARMS))}
+READERS = dict(map(parse, (
+    "gibbs choose=margin positions=12 corrections=2", "trapezoidal", "gidd-adaptive", "gidd-correction",
+    "entropy-bound", "block-refinement",
+)))  # fmt: skip
+
+
+def field(
+    model: Duo, bare: speed.Forward, nfe: int, batch: int, runs: int, samplers: Mapping[str, Sampler]
+) -> dict[str, Any]:
+    """Samplers beside bare forwards and the native sampler."""
+    costs = speed.side_by_side(model, bare, nfe, batch, runs, samplers={"native": Native(), **samplers})
+    return {name: asdict(cost) if cost else None for name, cost in costs.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 16, 256, 1])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--samplers", action="store_true", help="every sampler at the first batch size, nothing else")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -345,14 +366,14 @@ def main() -> None:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
         print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(value)}", flush=True)
 
-    def section(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+    def section(name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         if name in found:
             return
         if time.monotonic() - started > options.seconds:
             print(f"no time for {name}")
             return
         try:
-            result = function(*arguments)
+            result = function(*arguments, **named)
             if result is not None:
                 save(name, result)
         except Exception:
@@ -371,6 +392,13 @@ def main() -> None:
 
     model = released(device=CUDA, precision="bfloat16")
     bare = torch.compile(model.network, dynamic=False)  # one static graph for each batch size
+    if options.samplers:
+        section("check step", check_step)
+        section("check path float32", check_path, "float32")
+        section("check path mend", check_path, "float32", kind=Mend)
+        for nfe, samplers in ((64, ROUTER), (8, READERS)):
+            section(f"samplers {nfe}", field, model, bare, nfe, options.batches[0], options.runs, samplers)
+        return
     for batch in options.batches:
         section(f"timings {batch}", timings, model, bare, batch)
         if batch == options.batches[0]:

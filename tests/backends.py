@@ -16,7 +16,9 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
 from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, dense, lazy, trial
+from limpet.engine.steps.coins import ancestral
 from limpet.engine.streams import Stream
+from limpet.engine.support import Support
 
 BACKENDS: dict[str, Backend] = {"dense": dense.BACKEND, "lazy": lazy.BACKEND}
 if importlib.util.find_spec("triton") is not None:
@@ -32,20 +34,28 @@ class Case(NamedTuple):
     input: Input
 
     def but(self, **changes: Any) -> Case:
-        """The same with some things changed; `seen` is what the denoiser saw."""
+        """The same with some things changed: fields of the transition, the two signals of ancestral coins, parts of
+        the support, or what the denoiser saw (`seen`) and how it is read."""
+        cut = {name: changes.pop(name) for name in Support._fields if name in changes}
+        signals = [changes.pop(name, None) for name in ("signal_t", "signal_s")]
         names = {field.name for field in fields(Transition)}
         asked = replace(self.transition, **{name: value for name, value in changes.items() if name in names})
-        shown = {"signal": asked.signal_t, **{name: changes[name] for name in changes if name not in names}}
+        asked = replace(asked, support=asked.support._replace(**cut))
+        if any(signals) and "coins" not in changes:
+            given = zip(signals, (0.4, 0.6), strict=True)
+            asked = replace(asked, coins=ancestral(*(usual if own is None else own for own, usual in given)))
+        shown = {"signal": asked.coins.signal, **{name: changes[name] for name in changes if name not in names}}
         if "seen" in shown:
             shown["tokens"] = shown.pop("seen")
         return Case(asked, self.input._replace(**shown))
 
 
 def case_of(tokens: Tensor, vocab_size: int, seed: int = 8200, **changes: Any) -> Case:
-    """A step that revises and inspects everywhere, of a model that saw the state, unless told otherwise."""
+    """A step that revises and inspects everywhere and holds the law against the state, of a model that saw the state,
+    unless told otherwise."""
     every = torch.ones_like(tokens, dtype=torch.bool)
     stream = Stream(seed, torch.arange(len(tokens), device=tokens.device))
-    asked = Transition(call=0, tokens=tokens, revise=every, inspect=every, signal_t=0.4, signal_s=0.6)
+    asked = Transition(call=0, tokens=tokens, revise=every, inspect=every, coins=ancestral(0.4, 0.6), against=tokens)
     return Case(asked, trial.input_of(asked, vocab_size, stream)).but(**changes)
 
 

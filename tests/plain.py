@@ -19,6 +19,7 @@ START, COINS, TOKENS, VALUES = 0, 1, 2, 3  # purposes
 EPS = 1e-5
 NO_LABELS = {  # what the native sampler would say of labels
     "horizon": None, "budget": 0.0, "spacing": 0, "count": 0, "values": "argmax", "value_top_p": 1.0, "write": "input",
+    "mend": 0, "apart": 0, "turns": 1,
 }  # fmt: skip
 
 
@@ -117,6 +118,23 @@ def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> 
     return chosen
 
 
+def mended(knobs: Any, labels: dict[int, int], laws: list[list[float]], visible: list[int], call: int) -> list[int]:
+    """The visible labels whose turn it is and that another token beats by most, far enough apart."""
+    gain = {}
+    for i in visible:
+        rival = max(law for token, law in enumerate(laws[i]) if token != labels[i])
+        if (i + call) % knobs.turns == 0 and rival > laws[i][labels[i]]:
+            gain[i] = math.log(rival / laws[i][labels[i]]) if laws[i][labels[i]] else math.inf
+    return scan({i: -more for i, more in gain.items()}, knobs.mend, math.inf, knobs.apart)
+
+
+def keeps(knobs: Any, law: list[float], p: float) -> list[bool]:
+    """The tokens that top-p, top-k and min-p all keep."""
+    kept = [True] * len(law) if p >= 1 else literal.nucleus(law, p, knobs.boundary)
+    first = ranked(law)[: knobs.top_k or len(law)]
+    return [k and x in first and law[x] >= knobs.min_p * max(law) for x, k in enumerate(kept)]
+
+
 def run(
     model: Any,
     sampler: Mapping[str, Any],
@@ -131,6 +149,8 @@ def run(
     warmup = round(knobs.warmup * last)
     after = last - warmup
     free = [i for i in range(length) if i not in fixed]
+    knobs.mend = -(-len(free) // 32) if knobs.mend is None else knobs.mend
+    knobs.turns = -(-knobs.nfe // 32) if knobs.turns is None else knobs.turns
     count = knobs.count if knobs.count is not None else -(-len(free) // max(1, after))
     times = grid(knobs.nfe, knobs.warmup, knobs.grid)
     path = Path()
@@ -156,7 +176,8 @@ def run(
         p = knobs.top_p if r < warmup else late
         moved = list(state)
         for i in free:
-            law = laws[i] if p >= 1 else literal.restricted(laws[i], literal.nucleus(laws[i], p, knobs.boundary))
+            kept = keeps(knobs, laws[i], p)
+            law = laws[i] if all(kept) else literal.restricted(laws[i], kept)
             coins, tokens = pair(r, i, COINS), pair(r, i, TOKENS)
             moved[i] = move(law, state[i], 1 - 0.999 * times[r], signal_s, coins, tokens)
         return moved
@@ -167,6 +188,8 @@ def run(
         for i in visible(r):
             if refreshes(knobs.values, i, r):
                 path.labels[i] = ranked(laws[i])[0]
+        for i in mended(knobs, path.labels, laws, visible(r), r):
+            path.labels[i] = ranked(laws[i])[0]
         eligible = [i for i in free if i not in path.selected_at]
         chosen: list[int] = []
         if replay is not None:
@@ -180,10 +203,12 @@ def run(
         state = advance(laws, r, 1 - 0.999 * times[r + 1])
 
     laws = look(last)
+    for i in mended(knobs, path.labels, laws, visible(last), last):
+        path.labels[i] = ranked(laws[i])[0]
     path.tokens = [ranked(law)[0] for law in laws] if knobs.endpoint == "argmax" else advance(laws, last, 1.0)
     for i, token in fixed.items():
         path.tokens[i] = token
-    if knobs.write != "input":
+    if knobs.write != "input" or knobs.endpoint == "copied":
         for i, label in path.labels.items():
             path.tokens[i] = label
     return path

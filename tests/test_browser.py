@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import limpet
-from limpet import CRS, Native, samplers
+from limpet import CRS, Mend, Native, samplers
 from limpet.commands import arms as parse_arms
 from limpet.denoisers import files
 from limpet.judges import has_builtin
@@ -353,6 +353,34 @@ def test_a_page_works_from_a_file_without_network(tab, file, paths):
     assert tab.locator("#play").get_attribute("aria-label") == "Play"
 
 
+def test_a_mended_label_has_its_own_look_and_each_of_its_values_its_call(tab, models, tmp_path):
+    path = record(models["exact:words"], Mend(nfe=12, warmup=0.1, spacing=0), seed=4)
+    (tmp_path / "page.html").write_text(page.self_contained([path]), encoding="utf-8")
+    tab.goto((tmp_path / "page.html").as_uri())
+    tab.locator("#where", has_text="call 1 of 12").wait_for()
+    assert tab.locator("#legend li").all_text_contents() == [*path.header.marks, "changed"]
+    shades = tab.locator("#legend i").evaluate_all("(all) => all.map((i) => getComputedStyle(i).backgroundColor)")
+    assert len({shades[path.header.marks.index(mark)] for mark in ("visible", "chosen", "mended")}) == 3
+    marked = np.array([path.header.marked(frame, "mended") for frame in path.frames[:12]])
+    i = int(marked.sum(0).argmax())  # mended most often
+    r = int(marked[:, i].argmax())
+    tab.evaluate(f"limpet.go({r})")
+    spans = tab.locator(".arm0 .text span")
+    assert spans.evaluate_all("(all) => all.map((span) => span.classList.contains('mended'))") == marked[r].tolist()
+    spans.nth(i).hover()
+    assert f"mended in call {r + 1}" in tab.locator("#position .side p").text_content()
+    shown = tab.locator("#position .history > span").all_text_contents()
+    stood = [path.words[int(frame.input[i])] for frame in path.frames]
+    starts = [r for r, word in enumerate(stood) if r == 0 or word != stood[r - 1]]
+    expected = []
+    for start, end in zip(starts, [*starts[1:], len(stood)], strict=True):
+        calls = f"{start + 1}" if end == start + 1 else f"{start + 1}–{end}"
+        did = [mark for mark in ("chosen", "mended") if start and path.header.marked(path.frames[start - 1], mark)[i]]
+        expected.append(" ".join([calls, f'"{stood[start]}"', *did]))
+    assert shown == expected
+    assert sum("mended" in run for run in shown) == marked[:, i].sum() > 0
+
+
 def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     tab.goto(file)
     tab.locator("#where", has_text="call 1 of 12").wait_for()
@@ -369,7 +397,8 @@ def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     assert history == [f'"{word}"' for word in runs]
     summary = about.locator(".side.arm1 p").text_content()
     held = [mark for mark in paths[1].header.marks if paths[1].header.marked(frame, mark)[7]]
-    assert [part.split(" since call ")[0] for part in summary.partition('" ')[2].split(", ")] == (held or ["free"])
+    said = [re.split(" since | in ", part)[0] for part in summary.partition('" ')[2].split(", ")]
+    assert said == (held or ["free"])
     tab.locator("#hint").or_(tab.locator("h1")).first.hover()
     tab.locator(".arm0 .text").focus()
     tab.keyboard.press("ArrowDown")

@@ -55,9 +55,10 @@ def failed(rows):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_exact_sources_and_every_sampler_pass(name):
-    rows = rows_of(source(name), *limpet.samplers.available())
+    kinds = limpet.samplers.available()
+    rows = rows_of(source(name), *kinds)
     assert not failed(rows)
-    assert len(rows) == 1 + len(check.MODEL_CHECKS) + 2 * (1 + len(check.SAMPLER_CHECKS))
+    assert len(rows) == 1 + len(check.MODEL_CHECKS) + len(kinds) * (1 + len(check.SAMPLER_CHECKS))
     assert check.verdict(source(name), rows).endswith(f"{len(rows)} checks, 0 failed")
 
 
@@ -521,12 +522,16 @@ def test_the_command_fails_with_code_1_and_says_where(here, capsys):
     assert cli.main(["check", "no-such-model"]) == 2
 
 
-def test_the_command_on_samplers_shows_every_knob(capsys):
+def test_the_command_on_samplers_lists_all_and_shows_every_knob_of_one(capsys):
     assert cli.main(["samplers"]) == 0
-    shown = capsys.readouterr().out
-    for kind in (Native, CRS):
+    listed = capsys.readouterr().out
+    for name, kind in limpet.samplers.available().items():
+        assert f" {name} " in listed
+        assert cli.main(["samplers", name]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"{name}: ")
         for one in limpet.samplers.knobs(kind).values():
-            assert one.name in shown
+            assert f" {one.name} " in shown
     assert cli.main(["samplers", "crs", "--json"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["words"] == CRS.__doc__

@@ -22,7 +22,7 @@ from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, set_precision
 from limpet.denoisers.fused import FusedBody
 from limpet.engine import process, selector, support
 from limpet.engine.path import generate, open_path
-from limpet.engine.steps import Outcome, fastest, fused, lazy, released
+from limpet.engine.steps import Outcome, coins, fastest, fused, lazy, released
 from limpet.engine.streams import Purpose, Stream
 
 trained_like = registry.from_file(f"{File(__file__).parents[1] / 'tools/trained_like.py'}:trained_like")
@@ -58,6 +58,8 @@ def agree(logits: Tensor, case: Case, head=same) -> None:
     assert torch.equal(one.tokens, other.tokens)
     assert torch.equal(one.top, other.top)
     torch.testing.assert_close(other.deficit, one.deficit, rtol=1e-6, atol=1e-12)
+    if case.transition.against is not None:
+        assert torch.equal(one.gain, other.gain)
     assert (one.tokens != case.transition.tokens).any()
 
 
@@ -73,6 +75,25 @@ def test_it_is_lazy(dtype: torch.dtype, top_p: float, boundary: str) -> None:
 def test_it_is_lazy_with_a_vocabulary_of_several_blocks(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "BLOCK", 16)
     agree(*drawn_case(2, (2, 8, 83), tied=True, top_p=top_p))
+
+
+METHODS = {
+    "psi": coins.psi(0.3, 0.6, 0.4), "coupled": coins.coupled(0.3, 0.6, 0.5), "redraw": coins.redraw(0.6),
+    "all five": coins.nested(0.3, 0.3, 0.1, 0.25, 0.2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_it_is_lazy_by_every_route(method: coins.Coins, top_p: float) -> None:
+    logits, case = drawn_case(13, (4, 16, 37), tied=True, top_p=top_p, coins=method)
+    agree(logits, case)
+    agree(logits, case.but(against=None))
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"min_p": 0.2}, {"top_k": 9, "min_p": 0.1, "top_p": 0.8}], ids=str)
+def test_it_is_lazy_within_every_support(cut: dict[str, float]) -> None:
+    agree(*drawn_case(14, (2, 8, 37), tied=True, **cut))
 
 
 def test_it_is_lazy_for_a_model_that_predicts_posteriors() -> None:

@@ -104,7 +104,9 @@ def other_value(knob):
         return next(choice for choice in knob.choices if choice not in (knob.default, "recorded"))
     if knob.kind is bool:
         return not knob.default
-    return next(value for value in (2, 1, 0.7, 0.3) if value != knob.default and knob.accepts(value))
+    if knob.kind is str:
+        return {"predictor": "native,top_p=.8"}[knob.name]
+    return next(value for value in (2, 1, 0.7, 0.3, 4) if value != knob.default and knob.accepts(value))
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,15 @@ def test_every_knob_of_every_sampler_makes_an_arm_of_its_own(tmp_path, kind, nam
     """Beside the arm that it differs from in that knob alone, an arm is as it is alone."""
     base = available()[kind](nfe=5)
     changed = base.but(**{name: other_value(knobs(type(base))[name])})
-    cells = [Cell("as it comes", "exact:words", base, 2), Cell("changed", "exact:words", changed, 2)]
+    prompts, prefix = None, None
+    if base.needs_given:
+        prompts, prefix = Prompts("source", tokens=80, each=2), WORDS.draw(1, 5)[:, :80].repeat_interleave(2, 0)
+    arms = {"as it comes": base, "changed": changed}
+    cells = [Cell(arm, "exact:words", sampler, 2, prompts=prompts) for arm, sampler in arms.items()]
     found, _ = run_all(cells, tmp_path)
     assert found["as it comes"][0].rows["key"] != found["changed"][0].rows["key"]
     for cell in cells:
-        assert_same(found[cell.name][0], alone(cell, 5))
+        assert_same(found[cell.name][0], alone(cell, 5, prefix=prefix))
 
 
 @dataclass(frozen=True)

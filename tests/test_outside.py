@@ -18,6 +18,7 @@ import limpet
 from limpet import cli, samplers
 from limpet.judges import load_judge
 from limpet.samplers import CRS, Native
+from limpet.samplers.sampler import BUILTIN
 from limpet.view.trajectory import Trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -168,7 +169,7 @@ def test_a_sampler_is_checked_and_described(name, capsys):
     described = json.loads(printed(capsys, "samplers", name.sampler, "--json"))
     assert [knob["name"] for knob in described[0]["knobs"]] == ["nfe", "warm", "cool"]
     listed = [one["name"] for one in json.loads(printed(capsys, "samplers", "--json"))]
-    assert listed == ["native", "crs"] + (["annealed"] if name.sampler == "annealed" else [])
+    assert listed == [*BUILTIN] + (["annealed"] if name.sampler == "annealed" else [])
 
 
 # A model
@@ -268,6 +269,14 @@ def test_every_command_and_line_of_the_pages_runs(page, here, monkeypatch, playg
         assert program == "limpet"
         playground(*arguments) if command == "serve" else run(command, *arguments)
     exec(compile(python, page, "exec"), {})
+
+
+def test_every_command_of_the_page_of_samplers_runs(here, capsys):
+    commands = [shlex.split(line) for block in blocks("samplers", "sh") for line in block.splitlines()]
+    assert {words[1] for words in commands} == {"samplers", "compare", "sample", "watch"}
+    for program, *command in commands:
+        assert program == "limpet"
+        assert printed(capsys, *command)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -17,7 +17,9 @@ from limpet.denoisers.exact import Mixture
 from limpet.denoisers.sources import source
 from limpet.engine.path import Path, State, generate, open_path
 from limpet.engine.steps import Backend, Outcome, Transition
+from limpet.engine.steps.coins import ancestral, nested
 from limpet.engine.streams import Stream
+from limpet.engine.support import Support
 
 VOCAB, LENGTH = 7, 8
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter, of nan
@@ -224,9 +226,10 @@ def test_a_body_of_the_wrong_shape_is_one_sentence(backend: Backend, shape: tupl
 
     with pytest.raises(LimpetError) as caught:
         limpet.sample(Odd(), CRS(nfe=3), n=2, backend=backend)
+    t = CRS(nfe=3).times[1]
     assert str(caught.value) == (
-        f"spoiled made features of shape {shape} in call 1 from tokens of shape (2, {LENGTH}); its body must give "
-        "(batch, length, width)"
+        f"spoiled made features of shape {shape} at t = {t:g} from tokens of shape (2, {LENGTH}); its "
+        "body must give (batch, length, width)"
     )
 
 
@@ -266,19 +269,20 @@ def several(path: Path, tokens: Tensor) -> list[Transition]:
     generator = torch.Generator().manual_seed(5)
     some, others = (torch.rand(2, *tokens.shape, generator=generator) < 0.3).to(tokens.device)
     return [
-        Transition(1, tokens, some, path.nowhere, 0.2, 0.5),
-        Transition(1, tokens.roll(1, 1), others, some & others, 0.2, 0.9, top_p=0.8),
-        Transition(2, tokens, some, others, 0.3, 1.0, temperature=0.8, top_p=0.9, boundary="paper"),
-        Transition(3, tokens, path.nowhere, path.nowhere, 0.2, 0.5),
+        Transition(1, tokens, some, path.nowhere, ancestral(0.2, 0.5)),
+        Transition(1, tokens.roll(1, 1), others, some & others, ancestral(0.2, 0.9), support=Support(0.8)),
+        Transition(2, tokens, some, others, ancestral(0.3, 1.0), 0.8, Support(0.9, "paper")),
+        Transition(3, tokens, path.nowhere, path.nowhere, ancestral(0.2, 0.5)),
+        Transition(4, tokens, some, others, nested(0.3, 0.2, 0.1, 0.3, 0.3), against=tokens.roll(1, 1)),
     ]
 
 
 def equal(one: Outcome, other: Outcome) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(a is b is None or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @every_backend
-@pytest.mark.parametrize("which", [(0, 1), (1, 2), (3, 0), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("which", [(0, 1), (1, 2), (3, 0), (4, 1), (0, 1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("convert", [False, True])
 def test_transitions_in_one_call_are_as_each_alone(backend: Backend, which: tuple[int, ...], convert: bool) -> None:
     """The body runs once, where any of them needs it, and each outcome is the one that it would have had alone."""
@@ -310,7 +314,7 @@ def test_where_one_transition_needs_all_the_body_runs_everywhere() -> None:
     path = path_of(watched, BACKENDS["lazy"])
     tokens = path.noise()
     some, *_ = several(path, tokens)
-    look = Transition(1, tokens, path.nowhere, path.free, 0.2, 0.5)
+    look = Transition(1, tokens, path.nowhere, path.free, ancestral(0.2, 0.5))
     path.call(tokens, 0.6, some, look)
     assert watched.asked == [None]
 
@@ -321,7 +325,7 @@ def test_the_laws_of_a_call_are_those_that_it_drew_from(backend: Backend) -> Non
     exact = Mixture(torch.ones(3), torch.rand(3, 4, VOCAB, generator=torch.Generator().manual_seed(2)) + 0.01, 3)
     path = path_of(exact, backend) if DEVICE == "cpu" else pytest.skip("an exact source is on the CPU")
     tokens = path.noise()
-    features, outcome = path.call(tokens, 0.6, Transition(0, tokens, path.nowhere, path.free, 0.4, 0.6))
+    features, outcome = path.call(tokens, 0.6, Transition(0, tokens, path.nowhere, path.free, ancestral(0.4, 0.6)))
     rows = path.free.nonzero()[::2]
     found = list(path.laws(features, rows, temperature=0.5))
     assert torch.equal(torch.cat([some for some, _ in found]), rows)

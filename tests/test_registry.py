@@ -13,6 +13,7 @@ from limpet import cli, registry, samplers
 from limpet.denoisers import files
 from limpet.denoisers.catalog import GROUP
 from limpet.errors import LimpetError
+from limpet.samplers.sampler import BUILTIN
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -133,7 +134,7 @@ def test_a_package_offers_by_name(package):
     package(points + "[limpet.models]\ntoy = theirs_b:toy\n", theirs_a=SAMPLER + holder, theirs_b=MODEL)
     assert samplers.find("mine")(nfe=4).to_dict()["sampler"] == "mine"
     assert samplers.find("nested") is samplers.find("mine")
-    assert list(samplers.available()) == ["native", "crs", "mine", "nested"]
+    assert list(samplers.available()) == [*BUILTIN, "mine", "nested"]
     assert limpet.load("toy").name == "toy"
 
 
@@ -173,16 +174,18 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(package, capsys, kin
     )  # fmt: skip
     refused(samplers.find, "bad", match=match)
     refused(limpet.load, "bad", match=match)
-    assert list(samplers.available()) == ["native", "crs", "good"]
+    assert list(samplers.available()) == [*BUILTIN, "good"]
     assert cli.main(["samplers", "--json"]) == 0
     shown = capsys.readouterr()
-    assert [one["name"] for one in json.loads(shown.out)] == ["native", "crs", "good"]
+    assert [one["name"] for one in json.loads(shown.out)] == [*BUILTIN, "good"]
     assert "bad" in shown.err
     assert cli.main(["samplers", "bad"]) == 2
 
 
 def test_names_that_lead_nowhere_are_one_sentence():
-    refused(samplers.find, "psy", match="there is no sampler 'psy'; there are native, crs, and ./file.py:Name")
+    refused(
+        samplers.find, "psy", match=f"there is no sampler 'psy'; there are {', '.join(BUILTIN)}, and ./file.py:Name"
+    )
     refused(limpet.load, "psy", match=r"nor offered by another package \(none offers any\)")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import limpet
 import literal
 import plain
-from limpet import CRS, Native, Sampler
+from limpet import CRS, Mend, Native, Sampler
 from limpet.denoisers import Denoiser, Needed
 from limpet.denoisers.exact import Markov, Mixture
 from limpet.denoisers.sources import source
@@ -111,7 +111,7 @@ def as_tensor(entries: dict[int, int], length: int, empty: int) -> list[int]:
 
 # -- Algorithm 1 in plain Python --------------------------------------------------------------------------------------
 
-BASE, NATIVE = CRS(nfe=8), Native(nfe=8)
+BASE, NATIVE, MEND = CRS(nfe=8), Native(nfe=8), Mend(nfe=8, budget=5.0)
 VARIED = [
     BASE,
     NATIVE,
@@ -143,6 +143,19 @@ VARIED = [
     *(BASE.but(write=w) for w in ("output", "both")),
     BASE.but(write="both", endpoint="ancestral", horizon=1),
     BASE.but(write="output", values="second"),
+    NATIVE.but(top_k=2, endpoint="ancestral"),
+    NATIVE.but(min_p=0.4, top_p=0.9, endpoint="ancestral"),
+    BASE.but(top_k=3, min_p=0.1, late_top_p=0.8),
+    *(BASE.but(endpoint="copied", horizon=h, top_p=0.8) for h in (None, 1, 3)),
+    BASE.but(endpoint="copied", write="output"),
+    MEND,
+    *(MEND.but(mend=m, spacing=0) for m in (0, 1, 20)),
+    *(MEND.but(apart=a, mend=20, spacing=0) for a in (0, 1, 9)),
+    *(MEND.but(turns=t, mend=3, spacing=0) for t in (2, 3)),
+    *(MEND.but(endpoint=e, mend=3, spacing=0) for e in ("argmax", "ancestral")),
+    MEND.but(mend=4, horizon=2, spacing=0, write="both"),
+    MEND.but(mend=4, values="second", spacing=0),
+    MEND.but(mend=4, temperature=0.8, top_k=3),
 ]
 
 
@@ -186,18 +199,22 @@ STEPS = {
     "endpoint": st.sampled_from(["argmax", "ancestral"]),
     "grid": st.sampled_from(["two-piece", "uniform"]),
     "boundary": st.sampled_from(["released", "paper"]),
+    "top_k": st.none() | st.integers(1, 5),
+    "min_p": st.just(0.0) | st.floats(0, 1),
 }
-SAMPLERS = st.builds(Native, **STEPS) | st.builds(
-    CRS,
+LABELS = {
     **STEPS,
-    horizon=st.none() | st.integers(1, 4),
-    budget=st.floats(0, 2),
-    spacing=st.integers(0, 6),
-    count=st.none() | st.integers(0, 8),
-    values=st.sampled_from(["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-in-turn"]),
-    value_top_p=st.floats(0.1, 1),
-    write=st.sampled_from(["input", "output", "both"]),
-)
+    "horizon": st.none() | st.integers(1, 4),
+    "budget": st.floats(0, 2),
+    "spacing": st.integers(0, 6),
+    "count": st.none() | st.integers(0, 8),
+    "values": st.sampled_from(["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-in-turn"]),
+    "value_top_p": st.floats(0.1, 1),
+    "write": st.sampled_from(["input", "output", "both"]),
+    "endpoint": st.sampled_from(["argmax", "ancestral", "copied"]),
+}
+MENDS = {"mend": st.none() | st.integers(0, 8), "apart": st.integers(0, 6), "turns": st.none() | st.integers(1, 3)}
+SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **LABELS) | st.builds(Mend, **LABELS, **MENDS)
 FIXED = st.dictionaries(st.integers(0, 19), st.integers(0, 6), max_size=8)
 
 

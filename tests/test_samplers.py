@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import limpet
-from limpet import CRS, LimpetError, Native, Sampler, registry, samplers
+from limpet import CRS, LimpetError, Mend, Native, Sampler, registry, samplers
 from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Mixture
 from limpet.denoisers.sources import source
@@ -44,8 +44,10 @@ class Tied(Denoiser):
         return features
 
 
-def path_of(model: Denoiser, n: int = 4) -> Path:
-    return open_path(model, Stream(8200, torch.arange(n)), torch.full((n, model.length), -1))
+def path_of(model: Denoiser, n: int = 4, given: bool = False) -> Path:
+    fixed = torch.full((n, model.length), -1)
+    fixed[:, : 2 * given] = 1
+    return open_path(model, Stream(8200, torch.arange(n)), fixed)
 
 
 def run(sampler: Sampler, model: Denoiser = WORDS) -> tuple[list[State], list[Info]]:
@@ -150,12 +152,34 @@ def late_top_p() -> None:
         assert not torch.equal(states[one][-1].tokens, states[other][-1].tokens)
 
 
+def top_k() -> None:
+    """Of the law (1/2, 1/4, 1/8, 1/8) only the first k are drawn: from one on, as with a nucleus of so much mass."""
+    for k, mass in ((1, 0.4), (2, 0.6), (3, 0.8), (4, 1.0)):
+        one, same = (Native(nfe=4, endpoint="ancestral").but(**own) for own in ({"top_k": k}, {"top_p": mass}))
+        assert torch.equal(output(one, Tied()), output(same, Tied()))
+    assert not torch.equal(output(NATIVE), output(NATIVE.but(top_k=2)))
+
+
+def min_p() -> None:
+    """Tokens less likely than the fraction are not drawn; those just as likely are."""
+    for fraction, k in ((1.0, 1), (0.6, 1), (0.5, 2), (0.3, 2), (0.25, 4), (0.0, 4)):
+        one, same = (Native(nfe=4, endpoint="ancestral").but(**own) for own in ({"min_p": fraction}, {"top_k": k}))
+        assert torch.equal(output(one, Tied()), output(same, Tied()))
+    assert not torch.equal(output(NATIVE), output(NATIVE.but(min_p=0.5)))
+
+
 def endpoint() -> None:
-    """The argmax ignores the state; a draw at the last time hardly ever leaves it."""
+    """The argmax ignores the state; a draw at the last time hardly ever leaves it; labels are copied where told."""
     assert (output(NATIVE, Tied()) == 0).all()
     states, _ = run(NATIVE.but(endpoint="ancestral"), Tied())
     assert torch.equal(states[-1].tokens, states[-2].tokens)
     assert (states[-1].tokens != 0).any()
+    for kind in (CRS, Mend):
+        drawn, copied = (run(kind(nfe=8, endpoint=end, values="second"))[0][-1] for end in ("ancestral", "copied"))
+        selected = copied.memory.selected_at < NEVER
+        assert torch.equal(copied.tokens[selected], copied.memory.labels[selected])
+        assert torch.equal(copied.tokens[~selected], drawn.tokens[~selected])
+        assert not torch.equal(copied.tokens, drawn.tokens)
 
 
 def grid() -> None:
@@ -217,16 +241,48 @@ def temperature() -> None:
     assert means == sorted(set(means), reverse=True)
 
 
+MENDING = Mend(nfe=8, warmup=0.1, spacing=0)
+
+
+def mended(sampler: Sampler) -> list[Tensor]:
+    return [info.marks["mended"] for info in run(sampler)[1]]
+
+
+def mend() -> None:
+    for most in (1, 3):
+        assert max(int(each.sum(-1).max()) for each in mended(MENDING.but(mend=most, apart=0))) == most
+    assert max(int(each.sum(-1).max()) for each in mended(MENDING)) == 5  # 160 over 32
+    assert all("mended" not in info.marks for info in run(MENDING.but(mend=0))[1])
+
+
+def apart() -> None:
+    for radius in (0, 2, 9):
+        gaps = [
+            each[b].nonzero()[:, 0].diff() for each in mended(MENDING.but(mend=160, apart=radius)) for b in range(4)
+        ]
+        assert torch.cat(gaps).min() > radius
+    assert not torch.equal(output(MENDING.but(mend=160, apart=0)), output(MENDING.but(mend=160, apart=9)))
+
+
+def turns() -> None:
+    for every in (1, 2, 5):
+        found = mended(MENDING.but(mend=160, apart=0, turns=every))
+        rest = {(int(i) + call) % every for call, each in enumerate(found) for i in each.nonzero()[:, 1]}
+        assert rest == {0}
+    assert torch.equal(output(MENDING), output(MENDING.but(turns=1)))  # of 32 calls or fewer, each looks at all
+    assert not torch.equal(output(MENDING), output(MENDING.but(turns=5)))
+
+
 EFFECTS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
         nfe, warmup, horizon, budget, spacing, count, temperature, top_p, late_top_p, endpoint, grid, boundary, values,
-        value_top_p, write,
+        value_top_p, write, top_k, min_p, mend, apart, turns,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted({name for kind in (Native, CRS) for name in knobs(kind)}))
+@pytest.mark.parametrize("name", sorted({name for kind in (Native, CRS, Mend) for name in knobs(kind)}))
 def test_every_knob_takes_effect(name: str) -> None:
     EFFECTS[name]()
 
@@ -254,8 +310,10 @@ BAD: list[tuple[str, Any, str]] = [
       for value in (0, 0.0, 1.2, -0.1, math.nan, math.inf, "0.9", True)),
     ("top_p", None, "a number above 0 to 1"),
     ("value_top_p", None, "a number above 0 to 1"),
-    ("endpoint", "greedy", "one of argmax, ancestral"),
-    ("endpoint", None, "one of argmax, ancestral"),
+    *(("top_k", value, "None or a whole number from 1") for value in (0, -1, 2.0, True, "all")),
+    *(("min_p", value, "a number from 0 to 1") for value in (-0.1, 1.1, math.nan, "0", True, None)),
+    ("endpoint", "greedy", "one of argmax, ancestral, copied"),
+    ("endpoint", None, "one of argmax, ancestral, copied"),
     ("grid", "two_piece", "one of two-piece, uniform"),
     ("boundary", "strict", "one of released, paper"),
     ("values", "third", "one of argmax, second, nucleus, refreshed, refreshed-half, refreshed-in-turn, recorded"),
@@ -275,6 +333,11 @@ def test_a_bad_value_is_one_sentence(make: Callable, name: str, value: Any, take
     with pytest.raises(LimpetError) as caught:
         make({name: value})
     assert str(caught.value) == f"crs has {name} {value!r}; it takes {takes}"
+
+
+def test_labels_are_copied_by_those_who_have_some() -> None:
+    with pytest.raises(LimpetError, match=r"native has endpoint 'copied'; it takes one of argmax, ancestral$"):
+        Native(endpoint="copied")  # type: ignore[arg-type]
 
 
 def test_every_knob_has_a_bad_value() -> None:
@@ -328,6 +391,8 @@ STEPS = {
     "temperature": st.floats(0.01, 9),
     "top_p": st.floats(0.01, 1),
     "late_top_p": st.none() | st.floats(0.01, 1),
+    "top_k": st.none() | st.integers(1, 99),
+    "min_p": st.floats(0, 1),
     "endpoint": st.sampled_from(["argmax", "ancestral"]),
 }
 LABELS = {
@@ -337,9 +402,11 @@ LABELS = {
 }
 
 
-@given(kind=st.sampled_from([Native, CRS]), steps=st.fixed_dictionaries(STEPS), labels=st.fixed_dictionaries(LABELS))
+@given(
+    kind=st.sampled_from([Native, CRS, Mend]), steps=st.fixed_dictionaries(STEPS), labels=st.fixed_dictionaries(LABELS)
+)
 def test_to_dict_and_back(kind: type[Sampler], steps: dict[str, Any], labels: dict[str, Any]) -> None:
-    values = steps | (labels if kind is CRS else {})
+    values = steps | (labels if kind is not Native else {})
     sampler = kind(**values)
     written = sampler.to_dict()
     assert list(written) == ["sampler", *(field.name for field in fields(kind))]
@@ -359,7 +426,7 @@ def test_to_dict_and_back(kind: type[Sampler], steps: dict[str, Any], labels: di
 def test_the_defaults_are_the_papers() -> None:
     steps = {
         "nfe": 64, "warmup": 0.33, "grid": "two-piece", "temperature": 1.0, "top_p": 1.0, "late_top_p": None,
-        "boundary": "released", "endpoint": "argmax",
+        "boundary": "released", "top_k": None, "min_p": 0.0, "endpoint": "argmax",
     }  # fmt: skip
     labels = {
         "horizon": None, "budget": 0.5, "spacing": 4, "count": None, "values": "argmax", "value_top_p": 0.9,
@@ -512,9 +579,11 @@ TIED.length = 12
 def values_of(one: Knob) -> st.SearchStrategy[Any]:
     """Anything that a knob takes, within what makes a difference on a small model."""
     if one.name == "nfe":
-        return st.integers(2, 7)
+        return st.integers(int(one.low or 2), 7)
     if one.choices:
         return st.sampled_from([choice for choice in one.choices if choice != "recorded"])  # which needs a replay
+    if one.kind is str:
+        return st.just(one.default)
     if one.kind is bool:
         values: st.SearchStrategy[Any] = st.booleans()
     elif one.kind is int:
@@ -525,10 +594,25 @@ def values_of(one: Knob) -> st.SearchStrategy[Any]:
     return st.none() | values if one.optional else values
 
 
+def made(make: Callable[..., Sampler], **values: Any) -> Sampler:
+    """A sampler, unless its knobs do not go together."""
+    try:
+        return make(**values)
+    except LimpetError:
+        reject()
+
+
+def common_knobs(one: Sampler, kind: type[Sampler]) -> dict[str, Any]:
+    """What a sampler says that one of another kind could say too."""
+    there = knobs(kind)
+    return {name: value for name, value in vars(one).items() if name in there and there[name].accepts(value)}
+
+
 def anything(kind: type[Sampler]) -> st.SearchStrategy[Sampler]:
     """A sampler, every second of whose knobs is as it comes."""
-    return st.builds(kind, **{name: st.just(one.default) | values_of(one) if name != "nfe" else values_of(one)
-                              for name, one in knobs(kind).items()})  # fmt: skip
+    values = {name: values_of(one) if name == "nfe" else st.just(one.default) | values_of(one)
+              for name, one in knobs(kind).items()}  # fmt: skip
+    return st.builds(made, st.just(kind), **values)
 
 
 def same(one: Sampler, other: Sampler, model: Denoiser = SMALL) -> int:
@@ -536,7 +620,7 @@ def same(one: Sampler, other: Sampler, model: Denoiser = SMALL) -> int:
     where both have one of a kind, and where not it must be as it began."""
     walks = []
     for sampler in (one, other):
-        path = path_of(model, 3)
+        path = path_of(model, 3, one.needs_given or other.needs_given)
         walks.append([sampler.begin(path), *(state for state, _ in generate(sampler, path))])
     alike = 0
     for mine, theirs in zip(*walks, strict=False):
@@ -549,7 +633,9 @@ def same(one: Sampler, other: Sampler, model: Denoiser = SMALL) -> int:
     return alike - 1
 
 
-KNOBS = [(kind, name) for kind in samplers.available().values() for name in knobs(kind)]
+TELLING = (Native, CRS, Mend)  # which tell of each knob when it takes effect
+OTHERS = [kind for kind in samplers.available().values() if kind not in TELLING]
+KNOBS = [(kind, name) for kind in TELLING for name in knobs(kind)]
 
 
 @pytest.mark.parametrize(("kind", "name"), KNOBS, ids=lambda value: value if isinstance(value, str) else value.__name__)
@@ -562,9 +648,25 @@ def test_samplers_that_differ_in_one_knob_share_what_they_say(
     other = one.but(**{name: data.draw(values_of(knobs(kind)[name]))})
     shared = one.shared(other)
     assert shared == other.shared(one)
-    assert all(same(one, other, model) >= min(shared, one.nfe, other.nfe) for model in (SMALL, TIED))
+    assert shared == 0 or all(same(one, other, model) >= min(shared, other.nfe) for model in (SMALL, TIED))
     assert (shared == one.nfe) == (one == other)
     assert shared <= one.nfe
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+@settings(max_examples=24)
+@given(data=st.data())
+def test_what_the_others_say_they_share_they_do(kind: type[Sampler], data: st.DataObject) -> None:
+    """With themselves, one knob changed, and with the samplers that tell when theirs take effect."""
+    one = data.draw(anything(kind))
+    name = data.draw(st.sampled_from(list(knobs(kind))))
+    changed = made(one.but, **{name: data.draw(values_of(knobs(kind)[name]))})
+    near = data.draw(st.sampled_from(TELLING))
+    for other in (changed, near(**common_knobs(one, near))):
+        shared = one.shared(other)
+        assert shared == other.shared(one)
+        assert 0 <= shared <= one.nfe
+        assert shared == 0 or same(one, other) >= min(shared, other.nfe)
 
 
 @settings(max_examples=40)
@@ -574,11 +676,10 @@ def test_samplers_of_any_two_kinds_share_what_they_say(data: st.DataObject) -> N
     kinds = st.sampled_from(list(samplers.available().values()))
     one, other = (data.draw(kinds.flatmap(anything)) for _ in range(2))
     if data.draw(st.booleans()):
-        common = {name: getattr(one, name) for name in knobs(type(one)) if name in knobs(type(other))}
-        other = other.but(**common)
+        other = made(other.but, **common_knobs(one, type(other)))
     shared = one.shared(other)
     assert shared == other.shared(one)
-    assert all(same(one, other, model) >= min(shared, one.nfe, other.nfe) for model in (SMALL, TIED))
+    assert shared == 0 or all(same(one, other, model) >= min(shared, other.nfe) for model in (SMALL, TIED))
 
 
 def test_what_is_shared_is_worth_sharing() -> None:
@@ -594,16 +695,19 @@ def test_what_is_shared_is_worth_sharing() -> None:
         assert BASE.shared(other) == NATIVE.shared(other) == 0
 
 
+WRONG = {"spacing": 0, "values": "second"}  # many labels that the law contradicts at once
 APART: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # two values of each knob, and what else it takes to part them
     "nfe": (8, 6, {}), "warmup": (0.33, 0.5, {}), "grid": ("two-piece", "uniform", {}), "temperature": (1.0, 0.5, {}),
     "top_p": (1.0, 0.5, {}), "late_top_p": (None, 0.5, {}), "boundary": ("released", "paper", {"top_p": 0.75}),
     "endpoint": ("argmax", "ancestral", {}), "horizon": (None, 1, {}), "budget": (0.5, 0.01, {}),
     "spacing": (4, 0, {}), "count": (None, 1, {}), "values": ("argmax", "second", {}),
-    "value_top_p": (0.3, 1.0, {"values": "nucleus"}), "write": ("input", "output", {}),
+    "value_top_p": (0.3, 1.0, {"values": "nucleus"}), "write": ("input", "output", {}), "top_k": (None, 1, {}),
+    "min_p": (0.0, 0.9, {}), "mend": (20, 0, WRONG), "apart": (0, 20, {**WRONG, "mend": 20}),
+    "turns": (1, 3, {**WRONG, "mend": 20}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "name"), KNOBS, ids=str)
+@pytest.mark.parametrize(("kind", "name"), KNOBS, ids=lambda value: value if isinstance(value, str) else value.__name__)
 def test_samplers_part_where_they_say(kind: type[Sampler], name: str) -> None:
     """What is shared is no less than could be: a call or two later the states differ."""
     value, other, common = APART[name]

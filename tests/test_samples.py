@@ -67,7 +67,7 @@ def test_the_top_p_of_each_call(kind: type[Native]) -> None:
     def top_p(**knobs: float) -> list[float]:
         sampler = kind(nfe=8, **knobs)
         states = [State(call, path.noise()) for call in range(8)]
-        return [sampler.transition(path, state, path.free, path.nowhere).top_p for state in states]
+        return [sampler.transition(path, state, path.free, path.nowhere).support.top_p for state in states]
 
     assert top_p() == [1.0] * 8
     assert top_p(top_p=0.9) == [0.9] * 8

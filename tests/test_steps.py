@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
@@ -20,7 +22,7 @@ import plain
 from backends import Case, case_of, same, step
 from limpet.engine import process, support
 from limpet.engine import steps as engine_steps
-from limpet.engine.steps import Backend, coin_one, dense, inverse_cdf, lazy
+from limpet.engine.steps import Backend, coins, dense, inverse_cdf, lazy, trial
 from limpet.engine.streams import Purpose
 
 BACKENDS = {"dense": dense.BACKEND, "lazy": lazy.BACKEND}
@@ -311,14 +313,15 @@ def edge_distance(law: np.ndarray, z: int, u: tuple[float, ...], case: Case) -> 
     if transition.temperature != 1:
         law = law ** (1 / transition.temperature)
         law /= law.sum()
-    if transition.top_p < 1:
+    if (top_p := transition.support.top_p) < 1:
         ranked = np.sort(law)[::-1]
         mass = np.cumsum(ranked)
-        size = int((mass <= transition.top_p).sum()) + 1
-        distances += [np.abs(mass - transition.top_p).min(), (ranked[size - 1] - ranked[size]) / ranked[size - 1]]
+        size = int((mass <= top_p).sum()) + 1
+        distances += [np.abs(mass - top_p).min(), (ranked[size - 1] - ranked[size]) / ranked[size - 1]]
         law = law * (law >= ranked[size - 1])
         law = law / law.sum()
-    moves = (1 - transition.signal_t) / (1 - transition.signal_t + transition.signal_t * len(law) * law[z])
+    signal = transition.coins.signal
+    moves = (1 - signal) / (1 - signal + signal * len(law) * law[z])
     distances += [abs(u[0] - moves), np.abs(np.cumsum(law)[:-1] - u[1]).min()]
     return min(distances)
 
@@ -466,9 +469,9 @@ def test_lazy_runs_the_head_where_coin_one_moves_or_where_it_inspects() -> None:
         return some
 
     step(lazy.BACKEND, features, case, head)
-    coins, _ = case.input.stream.uniforms(0, torch.arange(80), Purpose.COINS)
-    s_t, s_s = case.transition.signal_t, case.transition.signal_s
-    moves = coins < (s_s - s_t + (1 - s_t / s_s) * (1 - s_s)) / (1 - s_t)
+    first, _ = case.input.stream.uniforms(0, torch.arange(80), Purpose.COINS)
+    s_t, s_s = 0.2, 0.9
+    moves = first < (s_s - s_t + (1 - s_t / s_s) * (1 - s_s)) / (1 - s_t)
     needed = (moves & case.transition.revise) | case.transition.inspect
     assert torch.equal(torch.cat(rows), features[needed])
     assert 0 < needed.sum() < needed.numel()
@@ -484,23 +487,113 @@ def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
         most = max(most, len(some))
         return some
 
-    monkeypatch.setattr(engine_steps, "CHUNK", 7 * 9 + 3)
+    monkeypatch.setitem(engine_steps.CHUNK, "cpu", 7 * 9 + 3)
     monkeypatch.setattr(engine_steps, "PIECE", 2 * 9 + 1)
     parts = step(lazy.BACKEND, features, case, head)
     assert most == 7
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-@pytest.mark.parametrize(("signal_t", "signal_s"), [(0.001, 0.1), (0.5, 0.6), (0.99, 0.999), (0.7, 1.0)])
-def test_the_two_coins_multiply_out_to_the_reverse_law(signal_t: float, signal_s: float) -> None:
+SPANS = [(0.001, 0.1), (0.5, 0.6), (0.99, 0.999), (0.7, 1.0)]
+METHODS = {
+    **{f"ancestral {t} {s}": coins.ancestral(t, s) for t, s in SPANS},
+    **{f"psi {t} {s} {kappa}": coins.psi(t, s, kappa) for t, s in SPANS for kappa in (0.0, 0.6)},
+    **{f"coupled {t} {s} {share}": coins.coupled(t, s, share * (1 - s) / (1 - t))
+       for t, s in SPANS for share in (0.0, 0.5, 1.0)},
+    "redraw": coins.redraw(0.7),
+    "all five": coins.nested(0.4, 0.3, 0.1, 0.25, 0.2),
+}  # fmt: skip
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+
+@every_method
+def test_the_two_coins_multiply_out_to_their_law(method: coins.Coins) -> None:
     """Coin one's shares from a fine grid of uniforms, coin two's odds in closed form: the mixture is the dense law."""
     n = 2**20
-    route = coin_one((torch.arange(n, dtype=torch.float64) + 0.5) / n, signal_t, signal_s)
-    stay, draw, uniform = (route.bincount(minlength=3) / n).tolist()
+    route = coins.coin_one((torch.arange(n, dtype=torch.float64) + 0.5) / n, method)
+    stay, draw, uniform, fresh, noise = (route.bincount(minlength=5) / n).tolist()
     law = torch.tensor(UNEVEN, dtype=torch.float64)
     for z in range(len(law)):
-        odds = (1 - signal_t) / (1 - signal_t + signal_t * len(law) * law[z])
-        mixed = odds * (draw * law + uniform / len(law))
-        mixed[z] += 1 - odds + odds * stay
-        exact = process.reverse_law(law[None], torch.tensor([z]), signal_t, signal_s)[0]
-        torch.testing.assert_close(mixed, exact, rtol=0, atol=3e-6)
+        odds = (1 - method.signal) / (1 - method.signal + method.signal * len(law) * law[z])
+        mixed = odds * (draw * law + uniform / len(law)) + fresh * law + noise / len(law)
+        mixed[z] += (draw + uniform) * (1 - odds) + stay
+        torch.testing.assert_close(mixed, coins.law(law[None], torch.tensor([z]), method)[0], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("signal_t", "signal_s"), SPANS)
+def test_ancestral_coins_have_the_reverse_law(signal_t: float, signal_s: float) -> None:
+    law, z = torch.tensor(UNEVEN, dtype=torch.float64).expand(8, 8), torch.arange(8)
+    exact = process.reverse_law(law, z, signal_t, signal_s)
+    torch.testing.assert_close(coins.law(law, z, coins.ancestral(signal_t, signal_s)), exact, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("signal_t", "signal_s"), SPANS)
+@given(kappa=st.floats(0, 1), share=st.floats(0, 1), seed=st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_every_method_keeps_the_marginal(
+    signal_t: float, signal_s: float, kappa: float, share: float, seed: int
+) -> None:
+    """A token at level t, drawn from the law it has there, is at level s after the step: Psi at any kappa, the
+    coupling at any share of its largest, a redraw at its own level."""
+    law = torch.rand(1, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).pow(4)
+    law = law / law.sum()
+    methods = [(coins.psi(signal_t, signal_s, kappa), signal_s), (coins.redraw(signal_t), signal_t),
+               (coins.coupled(signal_t, signal_s, share * (1 - signal_s) / (1 - signal_t)), signal_s)]  # fmt: skip
+    here = signal_t * law[0] + (1 - signal_t) / 7
+    for method, level in methods:
+        assert all(0 <= a <= b + 1e-12 <= 1 + 2e-12 for a, b in itertools.pairwise(method[1:]))
+        there = here @ coins.law(law.expand(7, 7), torch.arange(7), method)
+        torch.testing.assert_close(there, level * law[0] + (1 - level) / 7, rtol=1e-9, atol=1e-12)
+
+
+def test_psi_without_forgetting_is_ancestral_to_the_bit() -> None:
+    assert all(coins.psi(t, s, 1.0) == coins.ancestral(t, s) for t, s in SPANS)
+
+
+@every_backend
+@every_method
+def test_draws_by_every_route(backend: Backend, method: coins.Coins) -> None:
+    law = torch.tensor(UNEVEN, dtype=torch.float64)
+    for cut in (support.EVERY, support.Support(0.75)):
+        assert trial.fit(backend, law, cut, method, seed=5) > ERROR / (4 * len(METHODS))
+
+
+CUTS = [support.Support(top_k=3), support.Support(min_p=0.3), support.Support(0.8, "paper", 6, 0.1)]
+
+
+@every_backend
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_draws_within_every_support(backend: Backend, cut: support.Support) -> None:
+    for law in (UNEVEN, TIED, SHARP):
+        assert trial.fit(backend, torch.tensor(law, dtype=torch.float64), cut, seed=6) > ERROR / 18
+
+
+def test_what_supports_keep() -> None:
+    """By hand: ties go to lower ids, a token passes min-p at equality, and the smallest of several decides."""
+    weights = torch.tensor([TIED], dtype=torch.float64)
+
+    def kept(**cut: float) -> list[int]:
+        return support.kept(weights, support.Support(**cut))[0].nonzero()[:, 0].tolist()  # type: ignore[arg-type]
+
+    assert kept(top_k=1) == [1]
+    assert kept(top_k=3) == [0, 1, 3]
+    assert kept(top_k=100) == kept() == list(range(8))
+    assert kept(min_p=0.5) == [0, 1, 2, 3, 5]
+    assert kept(min_p=1.0) == [1, 3]
+    assert kept(min_p=0.5, top_k=4) == kept(top_k=4, top_p=0.9) == [0, 1, 2, 3]
+    assert kept(top_p=0.3, top_k=4) == kept(top_p=0.3)
+
+
+@every_backend
+def test_the_gain_of_the_best_other_token(backend: Backend) -> None:
+    """ln of the largest law elsewhere over that of the given token, below 0 at the argmax, -inf where nobody looks."""
+    features, case = masked_case()
+    against = case.transition.tokens.clone()
+    against[:, ::3] = features.argmax(-1)[:, ::3]
+    gain = step(backend, features, case.but(against=against)).gain
+    law = features.double().softmax(-1)
+    for place in itertools.product(*map(range, against.shape)):
+        own = int(against[place])
+        rival = max(float(h) for token, h in enumerate(law[place]) if token != own)
+        expected = math.log(rival / float(law[place][own])) if case.transition.inspect[place] else -math.inf
+        assert gain[place] == pytest.approx(expected, rel=1e-4, abs=1e-5)

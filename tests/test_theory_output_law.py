@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from limpet import CRS, LimpetError, Native, sample
+from limpet import CRS, Gibbs, LimpetError, Mend, Native, sample
 from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Markov, Mixture, Source, codebook
 from limpet.engine import process
-from limpet.theory.laws import encode, marginals, product, random_laws, sequences, tiny, total_variation, truth
-from limpet.theory.output_law import output_law
+from limpet.samplers import parse
+from limpet.theory.laws import chain, encode, marginals, product, random_laws, sequences, tiny, total_variation, truth
+from limpet.theory.output_law import corrected_law, output_law
+from test_field_samplers import trapezoidal_law
 
 EPS, FLOOR = 1e-5, 1e-3
 
@@ -108,6 +110,10 @@ def transcription(joint: list[float], size: int, length: int, sampler: Native) -
         budget = sampler.budget * length / after
         horizon = math.inf if sampler.horizon is None else sampler.horizon
         spacing, values, write = sampler.spacing, sampler.values, sampler.write
+    mend, apart, turns = 0, 0, 1
+    if isinstance(sampler, Mend):
+        mend = math.ceil(length / 32) if sampler.mend is None else sampler.mend
+        apart, turns = sampler.apart, math.ceil(n / 32) if sampler.turns is None else sampler.turns
     rows = {tuple((z, None, None) for z in word): 1 / len(words) for word in words}
     for r in range(n):
         following: dict[tuple, float] = defaultdict(float)
@@ -125,9 +131,6 @@ def transcription(joint: list[float], size: int, length: int, sampler: Native) -
                 target = 1.0 if last else signals[r + 1]
                 moves = [reverse(drawn[i], row[i][0], signals[r], target) for i in range(length)]
             tags = [(c, e) for _, c, e in row]
-            if last and write != "input":
-                moves = [m if e is None else [float(a == c) for a in range(size)]
-                         for m, (c, e) in zip(moves, tags, strict=True)]  # fmt: skip
             if not last and r >= warmup:
                 free = {i: 1 - law[i][top[i]] for i in range(length) if tags[i][1] is None}
                 ranked = [sorted(range(size), key=lambda a, h=h: (-h[a], a)) for h in law]
@@ -139,6 +142,15 @@ def transcription(joint: list[float], size: int, length: int, sampler: Native) -
                     "refreshed-in-turn": [(i + r) % 2 == 0 for i in range(length)],
                 }.get(values, [False] * length)
                 tags = [(top[i], e) if visible[i] and due[i] else (c, e) for i, (c, e) in enumerate(tags)]
+            behind = {}
+            for i, (_, c, _) in enumerate(row):  # how little the law gives a label of what it gives the best token
+                if visible[i] and (i + r) % turns == 0 and law[i][c] < max(h for a, h in enumerate(law[i]) if a != c):
+                    behind[i] = law[i][c] / max(law[i])
+            for i in greedy(behind, mend, math.inf, apart):
+                tags[i] = (top[i], tags[i][1])
+            if last and (write != "input" or sampler.endpoint == "copied"):
+                moves = [m if e is None else [float(a == c) for a in range(size)]
+                         for m, (c, e) in zip(moves, tags, strict=True)]  # fmt: skip
             for word in words:
                 chance = math.prod(move[y] for move, y in zip(moves, word, strict=True))
                 if chance:
@@ -175,7 +187,14 @@ LABELS = {
     "values": st.sampled_from(["argmax", "argmax", "second", "refreshed", "refreshed-half", "refreshed-in-turn"]),
     "write": st.sampled_from(["input", "input", "output", "both"]),
 }
-SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **STEPS, **LABELS) | st.builds(CRS, **STEPS, **LABELS)
+READOUTS = {"endpoint": st.sampled_from(["argmax", "ancestral", "copied", "copied"])}
+MENDING = {
+    "mend": st.sampled_from([None, 0, 1, 2]),
+    "apart": st.integers(0, 2),
+    "turns": st.sampled_from([None, 1, 2]),
+}
+LABELLED = {**STEPS, **LABELS, **READOUTS}
+SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **LABELLED) | st.builds(Mend, **LABELLED, **MENDING)
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
@@ -320,3 +339,74 @@ def test_codes_products_and_marginals() -> None:
     joint = product(laws)
     assert float(joint[2, 5]) == pytest.approx(float(laws[2, 0, 0] * laws[2, 1, 0] * laws[2, 2, 1] * laws[2, 3, 2]))
     torch.testing.assert_close(marginals(joint, 3), laws, rtol=1e-12, atol=1e-12)
+
+
+# -- samplers of the field --------------------------------------------------------------------------------------------
+
+PLAIN = "endpoint=ancestral grid=uniform"
+TABLE = {  # total variation to the data law of the Markov source with 16, 64 and 256 calls; trapezoidal, 17 and 65
+    f"native {PLAIN}": (0.048, 0.0105, 0.0025),
+    f"ddim {PLAIN}": (0.045, 0.0097, 0.0023),
+    f"psi rule=constant eta=.05 {PLAIN}": (0.050, 0.0121, 0.0040),
+    f"psi rule=rescale eta=.05 {PLAIN}": (0.049, 0.0109, 0.0031),
+    f"psi rule=constant eta=1 {PLAIN}": (0.084, 0.054, 0.039),
+    f"gibbs predictor=native,{PLAIN.replace(' ', ',')}": (0.047, 0.0056, 0.0006),
+    f"gibbs predictor=native,{PLAIN.replace(' ', ',')} corrections=2 choose=margin": (0.27, 0.40, 0.50),
+    f"trapezoidal {PLAIN}": (0.025, 0.0036),
+}
+
+
+@pytest.mark.parametrize("arm", TABLE)
+def test_distances_to_the_data_law_are_those_known(arm: str) -> None:
+    source, by_twos = chain(5), arm.startswith("trapezoidal")  # two calls a step, and one to read out
+    for nfe, known in zip((17, 65) if by_twos else (16, 64, 256), TABLE[arm], strict=True):
+        _, sampler = parse(arm, nfe=nfe)
+        law = trapezoidal_law(nfe) if by_twos else output_law(source, sampler)
+        assert float(total_variation(law, truth(source))) == pytest.approx(known, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "floor"),
+    [("top_p=.9", 0.155), ("temperature=.8", 0.117), ("top_k=2", 0.228), ("endpoint=argmax", 0.42)],
+)
+def test_what_cuts_or_cools_a_law_keeps_its_distance(knobs: str, floor: float) -> None:
+    source, (_, sampler) = chain(5), parse(f"native grid=uniform endpoint=ancestral {knobs}", nfe=256)
+    assert float(total_variation(output_law(source, sampler), truth(source))) == pytest.approx(floor, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "psi rule=constant eta=.5",
+        "psi rule=loop eta=.05 endpoint=ancestral",
+        "ddim top_p=.8",
+        "ddim stay=.4 endpoint=ancestral",
+        "gibbs",
+        "gibbs positions=2 corrections=2 predictor=psi,rule=constant,eta=.3",
+        "gibbs choose=margin predictor=native,temperature=.8",
+        "gibbs choose=margin tau=.3 positions=2 predictor=native,endpoint=ancestral",
+        "gibbs choose=margin positions=3 predictor=crs,spacing=0",
+        "gibbs predictor=crs,spacing=1,horizon=1",
+        "crs spacing=0 endpoint=copied",
+        "crs spacing=0 endpoint=copied horizon=1",
+    ],
+)
+def test_samples_of_the_field_follow_the_law(arm: str) -> None:
+    test_samples_follow_the_law(parse(arm, nfe=8)[1])
+
+
+def test_corrections_that_there_are_no_calls_for_change_nothing() -> None:
+    source = a_source("mixture", 5, 2, 3)
+    for predictor in ("native", "crs spacing=0"):
+        _, alone = parse(predictor, nfe=5)
+        for corrections in (0, 5):
+            law = output_law(source, Gibbs(nfe=5, predictor=predictor, corrections=corrections))
+            assert torch.equal(law, output_law(source, alone))
+
+
+def test_a_law_after_a_correction_is_refused_where_there_is_none() -> None:
+    source, law = a_source("markov", 1, 2, 3), torch.full((8,), 1 / 8, dtype=torch.float64)
+    for sampler, call in ((Gibbs(nfe=5), 0), (Gibbs(nfe=5, predictor="crs"), 1)):
+        with pytest.raises(LimpetError, match="is no correction of a state without labels"):
+            corrected_law(source, sampler, call, law)
+    assert float(corrected_law(source, Gibbs(nfe=5), 1, law).sum()) == pytest.approx(1, abs=1e-12)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet import CRS, Native, knob
+from limpet import CRS, Native, knob, samplers
 from limpet.denoisers.duo import Duo
 from limpet.engine.path import Info, State, generate, open_path
 from limpet.engine.streams import Stream
@@ -51,6 +51,18 @@ def words():
 @pytest.fixture(scope="module", params=["leave-one-out", "posterior"])
 def duo(request):
     return Duo(random_network(), name="tiny", predicts=request.param)
+
+
+@pytest.mark.parametrize("name", samplers.available())
+def test_every_sampler_can_be_recorded_and_read_again(words, name):
+    """With a token given, since some need one."""
+    sampler = samplers.find(name)(nfe=7)
+    path = record(words, sampler, seed=3, prefix=[1])
+    assert path.text == limpet.sample(words, sampler, n=1, seed=3, prefix=[1]).texts[0]
+    again = Trajectory.from_bytes(path.to_bytes())
+    assert again.header == path.header
+    assert again.header.marks[0] == "given"
+    assert len(again.frames) == 8
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import limpet
-from limpet import CRS, Native
+from limpet import CRS, Mend, Native
 from limpet.commands import view, watch
 from limpet.errors import LimpetError
 from limpet.view import page, terminal
@@ -73,6 +73,23 @@ def test_a_mark_that_nobody_knows_is_underlined_and_named(paths):
     assert f"{odd.sum()} odd" in text
     assert "odd" in text.splitlines()[-1]
     assert "\x1b" not in text
+
+
+def test_a_label_that_is_mended_looks_like_nothing_else(words, paths):
+    """Where the sampler says so, in a style of its own, with its word in the legend; a path that mends nothing knows no
+    such mark."""
+    path = record(words, Mend(nfe=12, warmup=0.1, spacing=0), seed=4)
+    marked = [path.header.marked(frame, "mended") for frame in path.frames]
+    assert sum(mark.sum() for mark in marked) > 3
+    for r, mark in enumerate(marked):
+        assert [kind == "mended" for kind in terminal.kinds(path, r)] == mark.tolist()
+    r = max(range(len(marked)), key=lambda r: marked[r].sum())
+    *_, legend = printed(terminal.render([path], r)).splitlines()
+    assert legend.split() == ["changed", *path.header.marks]
+    assert f"{marked[r].sum()} mended" in printed(terminal.render([path], r))
+    looks = [terminal.style(kind) for kind in ("changed", "other", *path.header.marks)]
+    assert len(set(looks)) == len(looks)
+    assert "mended" not in paths[1].header.marks
 
 
 def test_the_text_can_be_read_off_the_screen(paths):

@@ -5,14 +5,31 @@ from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
 from limpet.engine import process, selector, support
 from limpet.engine.path import Info, Path, State, generate
-from limpet.engine.steps import Transition
+from limpet.engine.steps import Transition, coins
 from limpet.errors import LimpetError
 from limpet.judges import load_judge
-from limpet.samplers import CRS, Native, Sampler, knob
+from limpet.samplers import (
+    CRS,
+    DDIM,
+    BlockRefinement,
+    EntropyBound,
+    Gibbs,
+    GIDDAdaptive,
+    GIDDCorrection,
+    Guided,
+    Mend,
+    Native,
+    Psi,
+    Sampler,
+    Trapezoidal,
+    knob,
+)
 from limpet.samples import Samples, sample
 
 __version__ = "0.2.0"
 __all__ = [
-    "CRS", "Comparison", "Denoiser", "Info", "LimpetError", "Native", "Path", "Sampler", "Samples", "State",
-    "Transition", "compare", "generate", "knob", "load", "load_judge", "process", "sample", "selector", "support",
+    "CRS", "DDIM", "BlockRefinement", "Comparison", "Denoiser", "EntropyBound", "GIDDAdaptive", "GIDDCorrection",
+    "Gibbs", "Guided", "Info", "LimpetError", "Mend", "Native", "Path", "Psi", "Sampler", "Samples", "State",
+    "Transition", "Trapezoidal", "coins", "compare", "generate", "knob", "load", "load_judge", "process", "sample",
+    "selector", "support",
 ]  # fmt: skip

@@ -22,7 +22,9 @@ from limpet.engine import process, steps
 from limpet.engine.path import Info, Path, State, check, generate, open_path
 from limpet.engine.process import EPS
 from limpet.engine.steps import Transition
+from limpet.engine.steps.coins import ancestral
 from limpet.engine.streams import Stream
+from limpet.engine.support import Support
 from limpet.errors import LimpetError
 from limpet.registry import said
 from limpet.samplers import Sampler, knobs
@@ -72,7 +74,8 @@ class Alone(Wrapped):
         self.known: dict[tuple[bytes, float], Tensor] = {}
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return torch.cat([self._row(row[None], float(t)) for row in tokens])
+        times = torch.as_tensor(t, dtype=torch.float64).expand(len(tokens)).tolist()
+        return torch.cat([self._row(row[None], told) for row, told in zip(tokens, times, strict=True)])
 
     def _row(self, row: Tensor, t: float) -> Tensor:
         key = row.cpu().numpy().tobytes(), t
@@ -199,7 +202,8 @@ def _reverse(model: Denoiser, tokens: Tensor) -> Claims:
             results = []
             for backend in backends.values():
                 path = _path(alone, tokens.shape[1], backend=backend)
-                ask = Transition(call, tokens, path.free, path.nowhere, before, after, top_p=top_p)
+                coins = ancestral(before, after)
+                ask = Transition(call, tokens, path.free, path.nowhere, coins, support=Support(top_p))
                 results.append(path.call(tokens, t, ask)[1].tokens)
             flips += sum(int((result != results[0]).sum()) for result in results[1:])
             drawn += tokens.numel() * (len(results) - 1)
@@ -272,10 +276,21 @@ class Subject:
         """All calls of the paths, or the first few; under another sampler, and each sample alone, unless told not."""
         sampler = sampler or self.sampler
         counted = Counted(self.alone if alone else self.model)
-        path = _path(counted, self.length, **how)
+        path = _path(counted, self.length, **({"fixed": self.few} if sampler.needs_given else {}) | how)
         begun = sampler.begin(path)
         walked = list(islice(generate(sampler, path, begun), calls))
         return Walk([begun, *(state for state, _ in walked)], [info for _, info in walked], counted.calls)
+
+    @cached_property
+    def every(self) -> Tensor:
+        """A given token at every position."""
+        return _path(self.model, self.length).noise().flip(-1)
+
+    @cached_property
+    def few(self) -> Tensor:
+        """The same at the beginning, and at a few positions further on; -1 elsewhere."""
+        position = torch.arange(self.length, device=self.every.device)
+        return self.every.masked_fill((position >= self.length // 4) & (position % 7 > 0), -1)
 
     @cached_property
     def plain(self) -> Walk:
@@ -336,11 +351,11 @@ def _calls(subject: Subject) -> Claims:
 def _states(subject: Subject) -> Claims:
     size, kinds = subject.model.vocab_size, [part.dtype for part in subject.plain.states[0].memory]
     for call, tokens, memory in subject.plain.states:
-        shapes = [tuple(part.shape) for part in (tokens, *memory)]
-        yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must be {subject.shape}"
+        shapes = [tuple(tokens.shape), *(tuple(part.shape[:2]) for part in memory)]
+        yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must begin with {subject.shape}"
         inside = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size
         yield inside, f"tokens that are none of the {size} after {call} calls"
-        alike = [part.dtype for part in memory] == kinds
+        alike = not memory or not kinds or [part.dtype for part in memory] == kinds
         yield alike, f"another kind of memory after {call} calls than at the beginning"
     yield True, f"tokens and {len(kinds)} of its own, {subject.shape} each"
 
@@ -358,17 +373,18 @@ def _marks(subject: Subject) -> Claims:
 
 
 def _given(subject: Subject) -> Claims:
-    """A beginning and a few positions further on; then every position."""
-    every = _path(subject.model, subject.length).noise().flip(-1)
-    position = torch.arange(subject.length, device=every.device)
-    few = every.masked_fill((position >= subject.length // 4) & (position % 7 > 0), -1)
-    for fixed in (few, every):
+    """A few positions, then all of them. A call of a sampler that needs them may hide some, if it marks where."""
+    for fixed in (subject.few, subject.every):
         walked = subject.walk(alone=False, fixed=fixed)
         seen = [(f"state after {state.call} calls", state.tokens) for state in walked.states]
-        for where, tokens in seen + [(f"input of call {info.call}", info.input) for info in walked.infos]:
+        for info in walked.infos:
+            noised = info.marks.get("noised") if subject.sampler.needs_given else None
+            input = info.input if noised is None else fixed.where(noised, info.input)
+            seen.append((f"input of call {info.call}", input))
+        for where, tokens in seen:
             held = tokens.where(fixed >= 0, fixed).equal(fixed)
             yield held, f"another token stands at a given position in the {where}"
-    yield True, f"{int((few[0] >= 0).sum())} of {subject.length}, and then all, hold in state, input and output"
+    yield True, f"{int((subject.few[0] >= 0).sum())} of {subject.length}, and then all, hold in state, input and output"
 
 
 def _parted(ones: list[State], others: list[State], which: slice = slice(None)) -> int | None:

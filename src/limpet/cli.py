@@ -9,7 +9,7 @@ import sys
 
 COMMANDS = (
     "sample", "compare", "doctor", "check", "info", "samplers", "score", "study", "theory", "train", "watch", "view",
-    "serve", "audit", "bench",
+    "serve", "audit", "bench", "tune",
 )  # fmt: skip
 
 

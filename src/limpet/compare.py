@@ -14,7 +14,7 @@ from limpet import scoring, stats
 from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError
 from limpet.judges import Judge, TrueLaw
-from limpet.samplers import CRS, Native, Sampler
+from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.samples import Given, Samples, Watcher, sample
 
 SHARDS = (8200, 8210, 8220, 8230)  # the paper's seeds
@@ -24,12 +24,15 @@ Floats = NDArray[np.float64]
 
 
 def baselines(nfe: int) -> dict[str, Sampler]:
-    """The arms of a first comparison: the native sampler, top-p at two masses, and CRS."""
+    """The arms of a first comparison: the native sampler and top-p at two masses, with the last call that serves them
+    best; CRS as in the paper; and Mend."""
+    native = Native(nfe=nfe, endpoint="ancestral")
     return {
-        "native": Native(nfe=nfe),
-        "top-p .95": Native(nfe=nfe, top_p=0.95),
-        "top-p .9": Native(nfe=nfe, top_p=0.9),
+        "native": native,
+        "top-p .9": native.but(top_p=0.9),
+        "top-p .7": native.but(top_p=0.7),
         "CRS": CRS(nfe=nfe),
+        "Mend": Mend(nfe=nfe),
     }
 
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from limpet.denoisers import Denoiser, tokenizer_digest
 from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
@@ -83,6 +86,22 @@ def score(
     if model.tokenizer is not None and not by_ids:
         before, own = ([model.tokenizer.decode(row) for row in part] for part in (before, own))
     return gen_nll(judge, own, convention, before if prefix else None, cache, batch_size, progress)
+
+
+def features(judge: Judge, model: Denoiser, tokens: Any) -> NDArray[np.float32]:
+    """(n, D) of a judge at the last token of each of a model's samples, or of real texts in its ids: for MAUVE."""
+    rows = [[int(token) for token in row] for row in tokens]
+    if not way_for(judge, model).ids and model.tokenizer is not None and judge.tokenizer is not None:
+        rows = [judge.tokenizer.encode(model.tokenizer.decode(row)) for row in rows]
+    return judge.features([row for row in rows if row])
+
+
+def pieces(model: Denoiser, text: str, size: int) -> list[list[int]]:
+    """A real text as a model's ids, in pieces of one size."""
+    if model.tokenizer is None:
+        raise LimpetError(f"{model.name} has no tokenizer, so its samples cannot be held against a text")
+    ids = model.tokenizer.encode(text)
+    return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
 
 
 def rule(judge: Judge, convention: str) -> str:

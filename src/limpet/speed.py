@@ -15,6 +15,7 @@ from limpet.denoisers import Denoiser, Needed, Wrapped
 from limpet.denoisers.duo import Duo
 from limpet.engine.path import generate, open_path
 from limpet.engine.steps import Backend, Transition, released, trial
+from limpet.engine.steps.coins import ancestral
 from limpet.engine.streams import Stream
 from limpet.samplers import CRS, Native, Sampler
 from limpet.samples import Counted
@@ -81,7 +82,13 @@ def forwards(model: Duo, forward: Forward, batch: int) -> Calls:
 
 
 def side_by_side(
-    model: Duo, bare: Forward, nfe: int, batch: int, runs: int, with_released: bool = False
+    model: Duo,
+    bare: Forward,
+    nfe: int,
+    batch: int,
+    runs: int,
+    with_released: bool = False,
+    samplers: Mapping[str, Sampler] = SAMPLERS,
 ) -> dict[str, Cost | None]:
     """Every sampler beside bare forwards, in turns, so that what slows one down slows the others; None for what does
     not fit in memory. `bare` is what there is without limpet; on a GPU the model's own body and head, at every
@@ -89,12 +96,12 @@ def side_by_side(
     contenders = {"bare": forwards(model, bare, batch)}
     if model.device.type == "cuda":
         contenders["own forward"] = forwards(model, lambda tokens, _: model.head(model.body(tokens, 0.5)), batch)
-    contenders |= {name: generation(model, sampler, batch) for name, sampler in SAMPLERS.items()}
+    contenders |= {name: generation(model, sampler, batch) for name, sampler in samplers.items()}
     if with_released:
         around = Bare(model, bare)
         contenders |= {
             f"released {name}": generation(around, sampler.but(endpoint="ancestral"), batch, released.BACKEND)
-            for name, sampler in SAMPLERS.items()
+            for name, sampler in samplers.items()
             if type(sampler) is Native
         }
     return measure(contenders, nfe, batch * model.length, runs, model.device)
@@ -175,7 +182,7 @@ def arithmetic(
     stream = Stream(SEED, torch.arange(batch, device=device))
     taken = dict.fromkeys(backends, 0.0)
     for call in range(63 // steps // 2, 63, 63 // steps):
-        transition = Transition(call, tokens, every, ~every, signal_t=(call + 1) / 65, signal_s=(call + 2) / 65)
+        transition = Transition(call, tokens, every, ~every, ancestral((call + 1) / 65, (call + 2) / 65))
         input = trial.input_of(transition, vocab_size, stream)
         for name, backend in backends.items():
             trial.step(backend, logits, transition, input)  # memory and kernels are there when the clock starts

@@ -5,6 +5,7 @@ shards' own differences, never over two separate errors."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,6 +120,36 @@ def interpolate(curve_x: ArrayLike, curve_y: ArrayLike, x: float) -> tuple[float
         return math.nan, FOLD
     i = clear[0]  # at a node two segments meet and agree
     return float(ys[i] + (ys[i + 1] - ys[i]) * (x - xs[i]) / (xs[i + 1] - xs[i])), None
+
+
+def lowest(curves: Sequence[tuple[ArrayLike, ArrayLike]], x: float) -> tuple[int, float, str | None]:
+    """Which of some curves lies lowest at x, and its y there; NaN and the first one's reason where none can be read."""
+    found = [interpolate(xs, ys, x) for xs, ys in curves]
+    known = [(y, i) for i, (y, reason) in enumerate(found) if reason is None]
+    return (min(known)[1], min(known)[0], None) if known else (0, *found[0])
+
+
+def branches(curve_x: ArrayLike, curve_y: ArrayLike) -> list[tuple[Floats, Floats]]:
+    """A curve cut where it turns back, so that none of its parts folds; nodes that are no numbers are left out."""
+    xs, ys = np.asarray(curve_x, dtype=np.float64), np.asarray(curve_y, dtype=np.float64)
+    held = np.isfinite(xs) & np.isfinite(ys)
+    xs, ys = xs[held], ys[held]
+    way = np.sign(np.diff(xs))
+    cuts = [0, *(np.flatnonzero(way[1:] != way[:-1]) + 1), len(xs) - 1]
+    return [(xs[a : b + 1], ys[a : b + 1]) for a, b in itertools.pairwise(cuts) if b > a]
+
+
+def jackknife(statistic: Callable[[NDArray[np.int64]], float], shards: int) -> Estimate:
+    """A statistic of all shards together, with the error that leaving out each of them in turn gives it.
+
+    For what is no mean of the shards' own values: the values here are pseudovalues, whose mean and standard error are
+    the jackknife's. One shard has the statistic and no error."""
+    every = np.arange(shards)
+    whole = statistic(every)
+    if shards == 1:
+        return Estimate(np.array([whole]))
+    without = np.array([statistic(np.delete(every, i)) for i in every])
+    return Estimate(shards * whole - (shards - 1) * without)
 
 
 def matched(curve_x: ArrayLike, curve_y: ArrayLike, x: ArrayLike, y: ArrayLike) -> Estimate:

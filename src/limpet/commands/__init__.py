@@ -88,7 +88,7 @@ def _arm_help() -> str:
     for name, kind in available().items():
         values = {knob.name: knob.default for knob in knobs(kind).values() if knob.name != "nfe"}
         lines.append(" ".join([name, *(f"{knob}={value}" for knob, value in values.items())]))
-    return "\n\n".join([*lines, "./file.py:Name is one of your own"])
+    return "\n\n".join([*lines, "./file.py:Name is one of your own, file.toml one that `limpet tune` wrote"])
 
 
 ARM_HELP = _arm_help()

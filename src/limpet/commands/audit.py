@@ -19,7 +19,9 @@ from limpet.judges import BUILTIN
 from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report
 from limpet.lab.places import local
 
-Name = Literal["singleton", "endpoint", "selection", "temperature", "values", "hidden", "storage", "risk", "all"]
+Name = Literal[
+    "singleton", "endpoint", "selection", "temperature", "values", "hidden", "storage", "risk", "mending", "all"
+]
 Size = Literal["smoke", "mini", "paper"]
 Precision = Literal["float32", "bfloat16"]
 READING = "Mean ± standard error over shards."
@@ -41,7 +43,8 @@ def run(
     json: Json = False,
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
 ) -> int:
-    """Look inside trajectories: singleton, endpoint, selection, temperature, values, hidden, storage, risk, or all.
+    """Look inside trajectories: singleton, endpoint, selection, temperature, values, hidden, storage, risk, mending,
+    or all.
 
     $ limpet audit temperature --preset smoke
     $ limpet audit hidden --model mini-distilled
@@ -57,7 +60,7 @@ def run(
         nfe: network calls of a path; the preset's own number unless told
         judge: what scores texts, where an audit does: the preset's own, or mini-judge for models that are named; an
             exact source scores its own
-        text: clean text for the audits of forward states (selection, risk); held-out pages unless given
+        text: clean text for the audits of forward states (selection, risk, mending); held-out pages unless given
         precision: what the networks run in; the preset's own unless told
         store: where finished shards live, as for `limpet study`: nothing is made twice
         out_folder: where a report is written, in a folder of its own for each audit

@@ -28,7 +28,8 @@ def run(
     texts: int = 1,
     json: Json = False,
 ) -> None:
-    """Compare samplers on the same randomness: unless told which, native, top-p .95 and .9, and CRS at equal calls.
+    """Compare samplers on the same randomness: unless told which, native, top-p .9 and .7, CRS and Mend
+    at equal calls.
 
     $ limpet compare
     $ limpet compare --model exact:chain --nfe 32

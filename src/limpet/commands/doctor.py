@@ -12,6 +12,7 @@ from limpet.commands import Json, native_bfloat16, show
 from limpet.denoisers.sources import source
 from limpet.engine.steps import Backend, backends, trial
 from limpet.engine.streams import philox
+from limpet.engine.support import Support
 from limpet.samplers import CRS
 from limpet.samples import sample
 
@@ -72,7 +73,7 @@ def calls_check() -> dict[str, Any]:
 def chi_square_check(name: str, backend: Backend, device: str) -> dict[str, Any]:
     """Draws of one reverse step against the dense law: full, tied and point-mass laws, with and without top-p."""
     worst = min(
-        trial.fit(backend, torch.tensor(law, dtype=torch.float64), top_p, seed=row, device=device)
+        trial.fit(backend, torch.tensor(law, dtype=torch.float64), Support(top_p), seed=row, device=device)
         for row, law in enumerate(LAWS)
         for top_p in (1.0, 0.65)
     )

@@ -1,4 +1,4 @@
-"""`limpet samplers`: every sampler that can be named, with its knobs."""
+"""`limpet samplers`: every sampler that can be named, and the knobs of one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from limpet.samplers.sampler import BUILTIN, GROUP
 
 
 def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False) -> None:
-    """Say what each sampler does and what each of its knobs takes.
+    """Say what each sampler does; of one, also what each of its knobs takes.
 
     $ limpet samplers
+    $ limpet samplers mend
     $ limpet samplers crs --json
     $ limpet samplers ./mine.py:Mine
 
@@ -35,7 +36,19 @@ def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False)
                 raise
             err.print(f"{error}", markup=False)  # a package that is broken does not hide the others
     about = [describe(known, kind) for known, kind in found.items()]
-    show(json, about, map(table, about))
+    shown = (
+        [table(one) for one in about] if name else [overview(about), "limpet samplers NAME says what its knobs take"]
+    )
+    show(json, about, shown)
+
+
+def overview(about: list[dict[str, Any]]) -> Table:
+    """All of them, each in its first sentence."""
+    made = Table("sampler", "", "knobs")
+    for one in about:
+        first = one["words"].partition(". ")[0].rstrip(".")
+        made.add_row(Text(one["name"]), Text(first), str(len(one["knobs"])))
+    return made
 
 
 def table(one: dict[str, Any]) -> Table:

@@ -25,6 +25,7 @@ from limpet.studies import PRESETS, STUDIES, study
 
 S = TypeVar("S")
 T = TypeVar("T")
+On = Literal["local", "processes", "ray"]
 
 
 def run(
@@ -33,7 +34,7 @@ def run(
     /,
     preset: str = "mini",
     store: str = "limpet-store",
-    on: Literal["local", "processes", "ray"] = "local",
+    on: On = "local",
     workers: int | None = None,
     address: str | None = None,
     shard: str = "1/1",
@@ -82,15 +83,13 @@ def run(
         for one in names
     ]  # fmt: skip
     chosen = {units.name(one): one for one in listed}
-    place = _place(on, workers, address, device, shelf)
+    place, threads = placed(on, workers, address, device, threads, shelf)
     kept = Store(store)
     if action == "status":
         return _status(kept, chosen, json)
     if action == "report":
         return _report(kept, chosen, from_folder, out_folder, json)
     part = _part(shard)
-    if threads is None and on == "processes":
-        threads = max(1, (os.cpu_count() or 1) // len(_devices(workers, device)))
     for one in listed:  # what is missing for the last is said before the first is begun
         units.resolve(one, shelf)
     summaries = {name: make(one, kept, place, shelf, part, threads) for name, one in chosen.items()}
@@ -184,12 +183,18 @@ def _report(kept: Store, chosen: dict[str, Study], before: Path | None, folder: 
     return int(len(found) < len(chosen))
 
 
-def _place(on: str, workers: int | None, address: str | None, device: str | None, shelf: Shelf) -> Place:
+def placed(
+    on: On, workers: int | None, address: str | None, device: str | None, threads: int | None, shelf: Shelf
+) -> tuple[Place, int | None]:
+    """Where units are worked, and with how many threads each: processes share this machine's cores."""
     if workers is not None and workers < 1:
         raise LimpetError(f"workers is {workers}; it takes one or more")
     if on == "local":
-        return local(device, shelf)
-    return on_ray(address, workers, device) if on == "ray" else processes(_devices(workers, device))
+        return local(device, shelf), threads
+    if on == "ray":
+        return on_ray(address, workers, device), threads
+    devices = _devices(workers, device)
+    return processes(devices), threads or max(1, (os.cpu_count() or 1) // len(devices))
 
 
 def _devices(workers: int | None, device: str | None) -> list[str | None]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from limpet.engine import steps
-from limpet.engine.process import Schedule
+from limpet.engine.process import EPS, Schedule
 from limpet.engine.steps import Backend, Input, Outcome, Transition
+from limpet.engine.steps.coins import nested
 from limpet.engine.streams import Purpose, Stream, uniform_token
 from limpet.errors import LimpetError
 
 if TYPE_CHECKING:
     from limpet.denoisers import Denoiser
     from limpet.samplers import Sampler
+
+HALVINGS = 52  # of an interval of times: as many as a float64 has digits
 
 
 class State(NamedTuple):
@@ -44,6 +47,15 @@ class Features(NamedTuple):
 
     values: Tensor  # (B, L, D)
     input: Input
+    signal: Tensor | None = None  # (B,) where each sample was told a time of its own
+
+
+class Blend(NamedTuple):
+    """Another call, of the same free tokens, that a call's laws are led away from: ln law + weight (ln law - ln other),
+    up to a constant. Where the other has no mass, the law is left alone."""
+
+    values: Tensor  # (B, L, D) its features
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -82,33 +94,62 @@ class Path:
     def signal(self, t: float) -> float:
         return self.denoiser.schedule.level(t)
 
+    def time(self, signal: Tensor) -> Tensor:
+        """(B,) signals -> (B,): the time of each, from EPS to 1. Signals fall with time, so halving finds it."""
+        low, high = torch.full_like(signal, EPS), torch.ones_like(signal)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            later = self.denoiser.schedule.signal(middle) > signal
+            low, high = torch.where(later, middle, low), torch.where(later, high, middle)
+        return high
+
     def noise(self) -> Tensor:
         """(B, L): the uniform state at t = 1, given tokens in place."""
         u, _ = self.stream.uniforms(0, steps.positions(self.fixed), Purpose.START)
         return torch.where(self.free, uniform_token(u, self.denoiser.vocab_size), self.fixed)
 
-    def call(self, seen: Tensor, t: float, *transitions: Transition) -> tuple[Any, ...]:
+    def call(
+        self, seen: Tensor, t: float | Tensor, *transitions: Transition, blend: Blend | None = None
+    ) -> tuple[Any, ...]:
         """One call of the denoiser on `seen` (B, L) -> its `Features`, and an `Outcome` for each transition.
 
-        Transitions are planned before the body runs, so that it runs only where one of them needs it."""
-        model, input = self.denoiser, self._input(seen, t)
+        Transitions are planned before the body runs, so that it runs only where one of them needs it; without any it
+        runs everywhere, for a sampler that reads the laws itself. Such a one may tell each sample its own time (B,)."""
+        each = self.denoiser.schedule.signal(t) if isinstance(t, Tensor) else None
+        if each is not None and transitions:
+            raise LimpetError("a transition has the coins of one time: tell all samples the same, or read the laws")
+        told = float(t[0]) if isinstance(t, Tensor) else t
+        model, input = self.denoiser, self._input(seen, told)
+        asked = len(transitions)
         if self.trace:
+            transitions = transitions or (self._look(input),)  # whoever watches is told of this call too
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
         plans = [self.backend.plan(transition, input) for transition in transitions]
         values = model.body_at(seen, t, lambda: _union([plan.needed() for plan in plans]))
         if values.shape[:2] != seen.shape or values.dim() != 3:
             raise LimpetError(
-                f"{model.name} made features of shape {tuple(values.shape)} in call {transitions[0].call} from tokens "
+                f"{model.name} made features of shape {tuple(values.shape)} at t = {told:g} from tokens "
                 f"of shape {tuple(seen.shape)}; its body must give (batch, length, width)"
             )
-        return Features(values, input), *(self.backend.advance(self._head, values, plan) for plan in plans)
+        head, read = self._head, values
+        if blend is not None:
+            head, read = partial(self._blended, blend.weight), torch.cat([values, blend.values], -1)
+        return Features(values, input, each), *[self.backend.advance(head, read, plan) for plan in plans][:asked]
 
-    def laws(self, features: Features, rows: Tensor, temperature: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
+    def laws(
+        self, features: Features, rows: Tensor, temperature: float = 1.0, call: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The log laws, up to a constant, at rows (R, 2) of samples and positions that the call needed: some rows and
-        their (r, V), in pieces that bound memory."""
-        values, input = features
+        their (r, V), in pieces that bound memory. With the number of the call, a law that is none is an error."""
+        values, input, each = features
         for some, said in steps.pieces(self._head, values, rows, input.vocab_size):
-            yield some, steps.log_law(said, input.tokens[tuple(some.unbind(-1))], input, temperature)
+            sample, position = some.unbind(-1)
+            own = input if each is None else input._replace(signal=each[sample])  # type: ignore[arg-type]
+            log_law = steps.log_law(said, input.tokens[sample, position], own, temperature)
+            if call is not None and not (sound := log_law.amax(-1).isfinite()).all():
+                row, place = some[(~sound).nonzero()[0, 0]].tolist()
+                raise steps.no_law(input, call, row * input.tokens.shape[1] + place)
+            yield some, log_law
 
     def sound(self) -> None:
         """Raise if a law was none in a call that nobody has waited for."""
@@ -121,6 +162,10 @@ class Path:
         convert = model.predicts == "posterior"
         return Input(seen, self.signal(t), model.vocab_size, convert, self.stream, self.alarm, model.name)
 
+    def _look(self, input: Input) -> Transition:
+        """A transition that goes nowhere."""
+        return Transition(0, input.tokens, self.nowhere, self.free, nested(input.signal, 0.0))
+
     def _head(self, features: Tensor) -> Tensor:
         logits = self.denoiser.head(features)
         if logits.shape != (*features.shape[:-1], self.denoiser.vocab_size):
@@ -129,6 +174,13 @@ class Path:
                 f"{tuple(features.shape)}; its head must give {self.denoiser.vocab_size}, one for each token"
             )
         return logits
+
+    def _blended(self, weight: float, features: Tensor) -> Tensor:
+        """The head on the features of two calls, side by side. What a posterior's conversion takes off both logits of
+        a token it takes off this one: they saw the same token there."""
+        own, other = (self._head(part.contiguous()) for part in features.chunk(2, -1))
+        own, other = own.to(kind := torch.promote_types(own.dtype, torch.float32)), other.to(kind)
+        return torch.where(other > -torch.inf, (1 + weight) * own - weight * other, own)
 
 
 def open_path(
@@ -154,7 +206,7 @@ def _union(needed: list[Tensor | None]) -> Tensor | None:
     """The positions that any of several plans needs."""
     if len(needed) == 1:
         return needed[0]
-    if any(index is None for index in needed):
+    if not needed or any(index is None for index in needed):
         return None
     every: Tensor = torch.unique(torch.cat([index for index in needed if index is not None]))
     return every

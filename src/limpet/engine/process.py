@@ -101,10 +101,14 @@ def leave_one_out(law: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
     return joint / joint.sum(-1, keepdim=True)
 
 
-def leave_one_out_logits(logits: Tensor, z: Tensor, signal: float) -> Tensor:
-    """`leave_one_out` on logits: it moves only the logit of z, by -ln(1 + V signal / noise)."""
-    shift = math.log1p(logits.shape[-1] * signal / (1 - signal))
-    return logits.scatter_add(-1, z.unsqueeze(-1), logits.new_full((*z.shape, 1), -shift))
+def leave_one_out_logits(logits: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
+    """`leave_one_out` on logits, at one signal or one each: it moves only the logit of z, by
+    -ln(1 + V signal / noise)."""
+    if isinstance(signal, Tensor):
+        shift = -(logits.shape[-1] * signal / (1 - signal)).log1p().to(logits.dtype).expand(z.shape)
+        return logits.scatter_add(-1, z.unsqueeze(-1), shift.unsqueeze(-1))
+    down = logits.new_full((*z.shape, 1), -math.log1p(logits.shape[-1] * signal / (1 - signal)))
+    return logits.scatter_add(-1, z.unsqueeze(-1), down)
 
 
 def reverse_law(law: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     VALUES = 3  # the label drawn from a nucleus
     NOISE = 4  # forward corruption of clean text
     DATA = 5  # draws from a source whose law is known
+    PLACES = 6  # which positions a call chooses
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:

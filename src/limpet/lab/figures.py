@@ -16,20 +16,24 @@ STYLES = (
     ("#D55E00", "D", ":"),
     ("#CC79A7", "v", (0, (5, 1))),
     ("#56B4E9", "P", (0, (3, 1, 1, 1))),
+    ("#E69F00", "X", (0, (1, 1))),
 )
 SIZE = (4.6, 3.6)  # inches, one panel
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """{"svg": ..., "png": ...} of a figure, three panels to a row: equal figures give equal bytes."""
+    """{"svg": ..., "png": ...} of a figure: equal figures give equal bytes."""
     matplotlib, canvas = extra("matplotlib", "figures"), extra("matplotlib.figure", "figures")
-    out, columns, rows = {}, min(len(figure.panels), 3), -(-len(figure.panels) // 3)
+    out, columns, rows = {}, min(len(figure.panels), figure.columns), -(-len(figure.panels) // figure.columns)
     with matplotlib.rc_context({"svg.hashsalt": figure.name, "svg.fonttype": "path", "font.size": 9}):
         made = canvas.Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
         if figure.title:
             made.suptitle(figure.title)
-        for axes, panel in zip(made.subplots(rows, columns, squeeze=False).flat, figure.panels, strict=True):
+        places = made.subplots(rows, columns, squeeze=False).flat
+        for axes, panel in zip(places, figure.panels, strict=False):
             _panel(axes, panel)
+        for axes in places[len(figure.panels) :]:
+            axes.set_axis_off()
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             file = io.BytesIO()
             made.savefig(file, format=kind, dpi=150, metadata=metadata)
@@ -72,7 +76,8 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.invert_xaxis()
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, **panel.axes)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=7.5)
+    if panel.legend:
+        axes.legend(fontsize=7.5)
 
 
 def _notes(axes: Any, series: Series, colour: str, above: bool) -> None:

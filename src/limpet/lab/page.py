@@ -1,4 +1,5 @@
-"""What a study has to show: tables, figures, contrasts and claims, as plain data that any format can be made from."""
+"""What a study has to show: tables, figures, scatters, contrasts and claims, as plain data that any format can be made
+from."""
 
 from __future__ import annotations
 
@@ -56,6 +57,7 @@ class Panel:
     log_y: bool = False
     reverse_x: bool = False
     bars: bool = False  # side by side at every x, instead of lines
+    legend: bool = True  # or one of the panels before has it
     axes: Mapping[str, Any] = field(default_factory=dict)  # what else matplotlib is told of them: scales, limits
 
 
@@ -65,6 +67,31 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     title: str = ""  # drawn over the panels
+    columns: int = 3  # panels to a row
+
+
+class Dot(NamedTuple):
+    """One arm in a panel of a scatter: what it is, where it stands, and the cell whose texts it shows."""
+
+    arm: str
+    family: str
+    x: Estimate
+    y: Estimate
+    cell: str
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A figure to be looked into: panels by title, one at a time; dots coloured by family, each with its texts. It
+    stands for the figure of its name, which is what is left where no script runs."""
+
+    name: str
+    caption: str
+    x: str
+    y: str
+    panels: Mapping[str, Sequence[Dot]]
+    joined: tuple[str, ...] = ()  # families that are curves, in the order of their dots
 
 
 class Contrast(NamedTuple):
@@ -81,6 +108,7 @@ class Page:
     figures: tuple[Figure, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     claims: tuple[Claim, ...] = ()
+    scatters: tuple[Scatter, ...] = ()
 
 
 def number(estimate: Estimate, digits: int) -> str:

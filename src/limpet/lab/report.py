@@ -3,20 +3,30 @@ over several, with every claim of the paper."""
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+import re
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+
 from limpet.errors import LimpetError
+from limpet.inline import for_script, hashed
 from limpet.lab import figures, render, units
 from limpet.lab.claims import FEW, LEVEL, Claim
-from limpet.lab.page import Entry, Page, Table, signed
+from limpet.lab.page import Dot, Entry, Page, Scatter, Table, signed
 from limpet.lab.results import Results
 from limpet.lab.study import Study
+from limpet.stats import numbers
 
+HERE = Path(__file__).parent
 TITLE, HEAD = "Claims of the paper", ("Where", "Claim", "Paper", "Here", "Verdict")
 RULE = (
     f"A finding holds when its whole {LEVEL:.0%} interval (Student's t over shards) is on the wanted side, and fails "
@@ -31,24 +41,76 @@ BRACKETS = "In brackets: the paper's values, of its own models at its own sizes.
 
 def write(results: Results, folder: Path) -> Path:
     """Write a study's report into a folder of its own; returns the page."""
+    results = kept(results)
     page = results.study.show(results)
     text = markdown(results, page)
-    numbers = json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":"))
-    files = {"report.md": text.encode(), "report.json": f"{numbers}\n".encode()}
+    every = json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":"))
+    files = {"report.md": text.encode(), "report.json": f"{every}\n".encode()}
     for table in page.tables:
         files |= {f"tables/{table.name}.{kind}": make(table).encode() for kind, make in render.FORMATS.items()}
     for figure in page.figures:
         files |= {f"figures/{figure.name}.{kind}": data for kind, data in figures.draw(figure).items()}
-    files["index.html"] = document(results.study.title, text, files)
+    files["index.html"] = document(results.study.title, text, files, page.scatters)
     write_files(files, folder)
     return folder / "index.html"
 
 
-def document(title: str, text: str, drawn: Mapping[str, bytes] = {}) -> bytes:
-    """Our Markdown as one page that needs nothing else."""
+def document(title: str, text: str, drawn: Mapping[str, bytes] = {}, scatters: Sequence[Scatter] = ()) -> bytes:
+    """Our Markdown as one page that needs nothing else; only scatters need a script."""
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
-    style, body = Path(__file__).with_suffix(".css").read_text(encoding="utf-8"), render.html(text, drawn)
+    style, body = asset("report.css"), render.terse(render.html(text, drawn))
+    if scatters:
+        style, script = style + asset("scatter.css"), asset("scatter.js")
+        # Tables and figures have styles of their own inline; nothing but this script runs, and nothing is fetched.
+        policy = f"default-src 'none'; script-src {hashed(script)}; style-src 'unsafe-inline'; form-action 'none'"
+        head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
+        body += f"<script type=application/json id=scatters>{for_script(packed(scatters))}</script>"
+        body += f"<script>{script}</script>"
     return f"<!doctype html><html lang=en>{head}<style>\n{style}</style><body>{body}</body></html>\n".encode()
+
+
+def asset(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+# Scatters: what a page's script is given
+
+
+def packed(scatters: Sequence[Scatter]) -> dict[str, Any]:
+    """Scatters as a page holds them: numbers rounded, every arm named once, and deflated together each dot's cell and
+    texts, in the order of the dots."""
+    texts = [[dot.cell, *dot.texts] for one in scatters for dots in one.panels.values() for dot in dots]
+    small = zlib.compress(json.dumps(texts, separators=(",", ":")).encode(), 9)
+    return {"scatters": list(map(_packed, scatters)), "texts": base64.b64encode(small).decode()}
+
+
+def _packed(scatter: Scatter) -> dict[str, Any]:
+    arms = dict.fromkeys((dot.arm, dot.family) for dots in scatter.panels.values() for dot in dots)
+    index = {arm: i for i, arm in enumerate(arms)}
+
+    def row(dot: Dot) -> list[Any]:
+        rounded = numbers([round(value, 4) for one in (dot.x, dot.y) for value in (one.mean, one.se)])
+        return [index[dot.arm, dot.family], *rounded]
+
+    return {
+        "name": scatter.name,
+        "caption": scatter.caption,
+        "x": scatter.x,
+        "y": scatter.y,
+        "joined": scatter.joined,
+        "arms": list(arms),
+        "panels": [{"title": title, "dots": list(map(row, dots))} for title, dots in scatter.panels.items()],
+    }
+
+
+def texts_of(page: str) -> dict[str, list[str]]:
+    """The texts that a written page holds, by cell."""
+    found = re.search("<script type=application/json id=scatters>(.*?)</script>", page)
+    small = base64.b64decode(json.loads(found[1])["texts"]) if found else b""
+    return {cell: texts for cell, *texts in (json.loads(zlib.decompress(small)) if small else ()) if texts}
+
+
+# Files
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
@@ -64,30 +126,60 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         ) from error
 
 
+def kept(results: Results) -> Results:
+    """Results as a report keeps them: to the digits of its study. All of a report is made from these, so that it can be
+    made anew from report.json."""
+    cells = {
+        cell: {name: replace(one, values=np.array(short(one.values.tolist(), results.study.digits), dtype=np.float64))
+               for name, one in measures.items()}
+        for cell, measures in results.cells.items()
+    }  # fmt: skip
+    return replace(results, cells=cells)
+
+
+def short(value: Any, digits: int | None) -> Any:
+    """A number to so many significant digits, a whole one without a point; and so within whatever holds numbers."""
+    if isinstance(value, dict):
+        return {key: short(one, digits) for key, one in value.items()}
+    if isinstance(value, list):
+        return [short(one, digits) for one in value]
+    if digits is None or not isinstance(value, float) or not math.isfinite(value):
+        return value
+    value = float(f"{value:.{digits}g}")
+    return int(value) if value.is_integer() else value
+
+
 def to_dict(results: Results, page: Page) -> dict[str, Any]:
     """Every number of a report; `Results.from_dict` takes it back."""
-    study, numbers = results.study, results.to_dict()
+    study, stored = results.study, results.to_dict()
     return {
         "study": study.name,
         "title": study.title,
         "preset": study.preset,
-        "provenance": numbers.pop("provenance"),
-        "claims": [claim.to_dict() for claim in page.claims],
+        "provenance": stored.pop("provenance"),
+        "claims": short([claim.to_dict() for claim in page.claims], study.digits),
         "contrasts": [{"name": c.name, **c.estimate.to_dict(), "paper": c.paper} for c in page.contrasts],
-        **numbers,
+        **stored,
+        "cells": short(stored["cells"], study.digits),
     }
 
 
 def read(study: Study, folder: Path) -> Results:
-    """The results of a report that was written."""
+    """The results of a report that was written: its numbers from report.json, its texts from the page."""
     try:
-        return Results.from_dict(study, json.loads((folder / "report.json").read_text(encoding="utf-8")))
+        found = Results.from_dict(study, json.loads((folder / "report.json").read_text(encoding="utf-8")))
+        page = folder / "index.html"
+        return replace(found, texts=texts_of(page.read_text(encoding="utf-8"))) if study.shown else found
     except (OSError, ValueError, KeyError) as error:
         raise LimpetError(f"{folder} holds no report of {units.name(study)} ({error!r})") from error
 
 
 def markdown(results: Results, page: Page) -> str:
     lines = [f"# {render.plain(results.study.title)}", "", render.plain(_summary(results)), ""]
+    drawn = {figure.name: f"![{render.plain(figure.caption)}](figures/{figure.name}.svg)" for figure in page.figures}
+    for scatter in page.scatters:  # first, at the place that its script looks for
+        still = drawn.pop(scatter.name, render.plain(scatter.caption))
+        lines += [f'<a id="scatter-{scatter.name}"></a>{still}', ""]
     if page.claims:
         lines += [f"## {TITLE}", "", RULE, ""]
         for i, claim in enumerate(page.claims):
@@ -96,7 +188,7 @@ def markdown(results: Results, page: Page) -> str:
             lines += [render.markdown(findings(claim))]
         lines += ["## Tables and figures", "", BRACKETS, ""]
     lines += [render.markdown(table) for table in page.tables]
-    lines += [f"![{render.plain(figure.caption)}](figures/{figure.name}.svg)\n" for figure in page.figures]
+    lines += [f"{image}\n" for image in drawn.values()]
     if page.contrasts:
         rows = tuple((Entry(c.name), Entry(signed(c.estimate, 4)), Entry(c.paper)) for c in page.contrasts)
         lines += [render.markdown(Table("contrasts", "", ("contrast, paired by shard", "here", "paper"), (rows,)))]
@@ -137,7 +229,7 @@ class Section(NamedTuple):
 
 
 def section(results: Results) -> Section:
-    return Section(results.study.name, units.name(results.study), results.study.show(results).claims)
+    return Section(results.study.name, units.name(results.study), results.study.show(kept(results)).claims)
 
 
 def write_index(sections: Sequence[Section], folder: Path) -> Path:

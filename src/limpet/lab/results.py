@@ -50,6 +50,7 @@ class Results:
     provenance: dict[str, Any]  # what made these numbers
     cells: dict[str, dict[str, Estimate]]  # cell -> measure
     probes: dict[str, list[Row]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # cell -> its first samples, where they are texts
 
     @property
     def judges(self) -> list[str]:
@@ -107,7 +108,7 @@ class Results:
 
     @classmethod
     def from_dict(cls, study: Study, stored: Mapping[str, Any]) -> Results:
-        """The results of a report that was written."""
+        """The numbers of a report that was written."""
         cells = {
             cell: {name: Estimate.from_dict(one) for name, one in measures.items()}
             for cell, measures in stored["cells"].items()
@@ -132,7 +133,8 @@ def collect(study: Study, store: Store) -> Results:
         raise LimpetError(f"{missing} units of {name} are missing or damaged: run the study again, it makes only those")
     cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.samples}
     probes = {cell.name: _rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
-    return Results(study, _provenance(study, plan, rows), cells, probes)
+    texts = {cell.name: rows[cell.name][0]["texts"][: study.shown] for cell in study.samples if study.shown}
+    return Results(study, _provenance(study, plan, rows), cells, probes, texts)
 
 
 def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
@@ -155,7 +157,8 @@ def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> 
         return Estimate(nll / tokens, reasons if any(reasons) else ())
 
     names = ["nll", *study.metrics, "selected", "visible", "nfe", *(f"nll:{judge}" for judge in study.captions[1:])]
-    names += sorted({name for rows in shards for name in rows["columns"] if ":" not in name} - set(names))
+    seen = {name for rows in shards for name in (*rows["sets"], *rows["columns"]) if ":" not in name}
+    names += sorted(seen - set(names))
     return {name: measured(name) for name in names}
 
 

@@ -109,6 +109,9 @@ class Study:
     judges: tuple[Judging, ...] = ()
     metrics: tuple[str, ...] = DIVERSITY
     preset: str = ""
+    real: str | None = None  # a text file, plain or .xz, that samples are held against by MAUVE
+    shown: int = 0  # samples of a cell that its report keeps as text, 2 at most
+    digits: int | None = None  # significant ones of a number in its report; all unless told
     conventions: Mapping[str, str] = field(default_factory=dict)  # how each quantity of its probes is taken
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,6 +21,13 @@ from limpet.lab.store import canonical, digest
 from limpet.lab.study import Cell, Probe, Prompts, Study
 
 LAW = 1  # of the samplers and the measures: raised whenever equal inputs would give another result
+
+MAUVE = {"seeds": 5, "redo": 1}  # clusterings: seeds to take the mean over, and starts of each
+MAUVE_RULE = (
+    "of the first judge's features, against as many pieces of the real text as there are samples, or all that it has, "
+    f"as long as they and spread evenly over it; mean over {MAUVE['seeds']} k-means seeds, {MAUVE['redo']} start each, "
+    "a tenth as many buckets as texts; not taken after prefixes"
+)
 
 Prefixes = tuple[tuple[int, ...], ...]  # ids, for each sample
 
@@ -104,6 +112,8 @@ def resolve(study: Study, shelf: Shelf) -> Plan:
     names = [name for cell in study.cells for name in (cell.models if isinstance(cell, Probe) else [cell.model])]
     models = {name: shelf.model(name) for name in names}
     judges = {cell.model: judges_of(study, models[cell.model], shelf) for cell in study.samples}
+    text = real(study)
+    held = None if text is None else digest(text.encode())
     units: list[Unit] = []
     for shard in range(len(study.shards)):
         made: dict[str, Unit] = {}
@@ -111,11 +121,13 @@ def resolve(study: Study, shelf: Shelf) -> Plan:
             if isinstance(cell, Probe):
                 made[cell.name] = _look(study, cell, [models[name] for name in cell.models], shard)
             else:
-                made[cell.name] = _samples(study, cell, models[cell.model], judges[cell.model], shard, made)
+                made[cell.name] = _samples(study, cell, models[cell.model], judges[cell.model], held, shard, made)
         units += [made[cell.name] for cell in study.cells]
     known = {canonical(judge): judge for some in judges.values() for judge in some}
     rules = {one["convention"]: CONVENTIONS[one["convention"]].rule for one in known.values()}
     measures = scoring.conventions(study.metrics, any(cell.prompts for cell in study.samples)) if judges else {}
+    if any("mauve" in unit.facts for unit in units):
+        measures["mauve"] = MAUVE_RULE
     keys = {cell.name: [unit.key for unit in units if unit.cell is cell] for cell in study.cells}
     return Plan(tuple(units), {
         "study": study.name,
@@ -152,8 +164,9 @@ def judges_of(study: Study, model: Denoiser, shelf: Shelf) -> list[dict[str, str
 
 
 def _samples(
-    study: Study, cell: Cell, model: Denoiser, judges: list[dict[str, str]], shard: int, made: dict[str, Unit]
-) -> Walk:
+    study: Study, cell: Cell, model: Denoiser, judges: list[dict[str, str]], text: str | None, shard: int,
+    made: dict[str, Unit],
+) -> Walk:  # fmt: skip
     length = cell.length or model.length
     prefixes = _prefixes(cell, cell.prompts, model, length, shard, study.shards[shard]) if cell.prompts else None
     source = cell.replay and made[cell.replay].key
@@ -161,6 +174,8 @@ def _samples(
         knob: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for knob, value in cell.sampler.to_dict().items()
     }
+    # A true law has no features to hold samples against a text by.
+    held = text if cell.prompts is None and judges[0]["convention"] != "law" else None
     facts = {
         "law": LAW,
         "model": model.digest,
@@ -174,8 +189,17 @@ def _samples(
         "replay": source,
         "judges": [{"digest": judge["digest"], "convention": judge["convention"]} for judge in judges],
         "measures": scoring.conventions(study.metrics, cell.prompts is not None),
+        **({"real": held, "mauve": MAUVE_RULE} if held is not None else {}),
     }
     return Walk(cell, shard, study.shards, facts, cell.sampler.nfe * cell.n * length, length, prefixes, source)
+
+
+def real(study: Study) -> str | None:
+    """The text that samples are held against, if any."""
+    if study.real is None:
+        return None
+    path = Path(study.real)
+    return lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else read_text(path, "name a text file")
 
 
 def _look(study: Study, probe: Probe, models: list[Denoiser], shard: int) -> Unit:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from limpet import scoring
+from limpet.denoisers import Denoiser
 from limpet.engine.path import open_path
 from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
+from limpet.judges import Judge
 from limpet.lab import paths
 from limpet.lab.paths import PAPERS, Trail
 from limpet.lab.shelf import Shelf, provenance
 from limpet.lab.store import Store, Unwritable
 from limpet.lab.study import Judging, Probe
-from limpet.lab.units import Unit, Walk
+from limpet.lab.units import MAUVE, Unit, Walk
+from limpet.metrics import mauve
 from limpet.samples import Counted, given_tokens
 from limpet.stats import numbers
 
+TEXTS = 2  # of a shard, that a report shows
 BATCH = {"cpu": 8192, "cuda": 65536}  # tokens at once: fixed, as a network may round otherwise in another batch
 
 
@@ -34,6 +41,7 @@ class Job:
     judges: tuple[Judging, ...]
     metrics: tuple[str, ...]
     precision: Literal["float32", "bfloat16"] = "float32"
+    real: str | None = None  # a text that samples are held against
     threads: int | None = None  # of torch on the CPU; None leaves it alone
 
 
@@ -96,6 +104,13 @@ class Worker:
             walks, [open_path(model, Stream(first.seed, rows), given[rows]) for rows in batches], self._memory
         )
 
+    @cache  # noqa: B019  a worker lives as long as its run
+    def _real(self, judge: Judge, model: Denoiser, n: int, length: int) -> NDArray[np.float32]:
+        """The features of the real text in pieces as long as the samples: as many, spread evenly over it, or all."""
+        pieces = scoring.pieces(model, self.job.real or "", length)
+        chosen = np.linspace(0, len(pieces) - 1, min(n, len(pieces))).round().astype(int)
+        return scoring.features(judge, model, [pieces[i] for i in chosen])
+
     def _memory(self, key: str) -> list[Tensor]:
         """What a unit that is to be replayed remembered at its end."""
         found = self.store.read(key)
@@ -120,6 +135,9 @@ class Worker:
             scores = scoring.score(judge, model, tokens, given, unit.facts["judges"][i]["convention"])
             # By number, not by name: one judge may go by two names, and the unit is the same.
             columns |= {f"{name}:{i}": numbers(getattr(scores, name)) for name in ("nll", "tokens", "dropped")}
+            if "mauve" in unit.facts and i == 0:
+                ours, theirs = scoring.features(judge, model, tokens), self._real(judge, model, *tokens.shape)
+                sets["mauve"] = numbers([mauve(ours, theirs, **MAUVE).mean()])[0]
         for mark in {name: None for trail in trails for name in trail.marks}:
             count = torch.cat([trail.marks.get(mark, trail.path.nowhere.sum(-1)) for trail in trails]).tolist()
             if mark in PAPERS or any(count):  # others may be of whoever led the path so far
@@ -132,6 +150,7 @@ class Worker:
             "memory": list(zip(names, kinds, strict=True)),
             "columns": columns,
             "sets": sets,
+            "texts": [model.tokenizer.decode(row) for row in tokens[:TEXTS].tolist()] if model.tokenizer else [],
         }
 
 

@@ -1,8 +1,38 @@
 """Samplers: one file and one screen each, and the ways to name them."""
 
+from limpet.samplers.block_refinement import BlockRefinement
 from limpet.samplers.crs import CRS
+from limpet.samplers.ddim import DDIM
+from limpet.samplers.entropy_bound import EntropyBound
+from limpet.samplers.gibbs import Gibbs
+from limpet.samplers.gidd import GIDDAdaptive, GIDDCorrection
+from limpet.samplers.guidance import Guided
 from limpet.samplers.knobs import Knob, knob, knobs
+from limpet.samplers.mend import Mend
 from limpet.samplers.native import Native
+from limpet.samplers.psi import Psi
 from limpet.samplers.sampler import Sampler, available, find, from_dict, parse
+from limpet.samplers.trapezoidal import Trapezoidal
 
-__all__ = ["CRS", "Knob", "Native", "Sampler", "available", "find", "from_dict", "knob", "knobs", "parse"]
+__all__ = [
+    "CRS",
+    "DDIM",
+    "BlockRefinement",
+    "EntropyBound",
+    "GIDDAdaptive",
+    "GIDDCorrection",
+    "Gibbs",
+    "Guided",
+    "Knob",
+    "Mend",
+    "Native",
+    "Psi",
+    "Sampler",
+    "Trapezoidal",
+    "available",
+    "find",
+    "from_dict",
+    "knob",
+    "knobs",
+    "parse",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,9 +13,10 @@ from limpet.errors import LimpetError
 from limpet.samplers import labels
 from limpet.samplers.knobs import knob
 from limpet.samplers.labels import Choice
-from limpet.samplers.native import Endpoint, Native
+from limpet.samplers.native import Native
 
 Values = Literal["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-in-turn", "recorded"]
+Readout = Literal["argmax", "ancestral", "copied"]
 Write = Literal["input", "output", "both"]
 
 OPEN = 2**31 - 1  # stands for the call that selects a position, while none has
@@ -39,8 +40,8 @@ class Replayed(Memory):
 class CRS(Native):
     """Native steps, and after warmup the surest predictions become labels that the denoiser sees."""
 
-    endpoint: Endpoint = knob("argmax", "The last call: the argmax of the law, or one more draw (the released code's "
-                              "way).", since="warmup")  # fmt: skip
+    endpoint: Readout = knob("argmax", "The last call: the argmax of the law; one more draw (the released code's way); "  # type: ignore[assignment]
+                             "or labels copied and one more draw elsewhere.", since="warmup")  # fmt: skip
     horizon: int | None = knob(None, "For how many later calls the denoiser sees a label; None for ever.", low=1,
                                since="warmup")  # fmt: skip
     budget: float = knob(0.5, "Total deficit that may be selected along the path, as a fraction of the generated "
@@ -72,30 +73,47 @@ class CRS(Native):
         selecting = memory is Memory and self.early <= r and not last
         # What may be selected now, or in a replay is.
         eligible = path.free & (selected_at == (OPEN if selecting else r))
-        inspect = eligible | visible if self.values in labels.REFRESHING else eligible
+        doubted = self.doubted(path, state, visible)
         # A label that hides its position for ever spares the state there: it is never looked at again.
-        hidden = self.horizon is None and self.write != "output" and self.endpoint == "argmax" and not path.trace
+        hidden = self.horizon is None and self.write != "output" and self.endpoint != "ancestral" and not path.trace
         revise = path.free ^ selected if hidden else path.free
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
-        features, outcome = path.call(seen, t, self.transition(path, state, revise, inspect))
+        ask = self.transition(path, state, revise, eligible if doubted is None else eligible | doubted)
+        features, outcome = path.call(seen, t, ask if doubted is None else replace(ask, against=stored))
 
         chosen, tokens = eligible, self.read(path, state, outcome)
         if selecting:
             most, allowance = self.limits(path)
             chosen = path.backend.select(outcome.deficit, eligible, most, allowance, self.spacing)
-        if last and self.write != "input":
-            tokens = torch.where(selected, stored, tokens)
-        if not last:
-            stored = labels.RULES[self.values](Choice(self, path, features, outcome, chosen, visible, stored, r))
-            selected_at = torch.where(chosen, r, selected_at)
         marks = {"selected": selected, "visible": visible, "chosen": chosen}
+        before = stored
+        if not last or doubted is not None:
+            stored = self.relabel(Choice(self, path, features, outcome, chosen, visible, stored, r))
+            selected_at = torch.where(chosen, r, selected_at)
+        if self.mends:
+            marks["mended"] = visible & (stored != before)
+        if last and (self.write != "input" or self.endpoint == "copied"):
+            tokens = torch.where(selected, stored, tokens)
         return State(r + 1, tokens, memory(stored, selected_at)), Info(r, t, seen, outcome, marks)
+
+    @property
+    def mends(self) -> bool:
+        """Whether a visible label may take another value."""
+        return self.values in labels.REFRESHING
 
     def visible(self, state: State) -> Tensor:
         """(B, L) bool: selected at e, a label is seen by the calls e + 1 ... e + horizon."""
         _, selected_at = state.memory
         seen = selected_at < (state.call if self.write != "output" else 0)
         return seen if self.horizon is None else seen & (selected_at >= state.call - self.horizon)
+
+    def doubted(self, path: Path, state: State, visible: Tensor) -> Tensor | None:
+        """(B, L) bool: the visible labels whose laws are looked at again; None for none."""
+        return visible if self.values in labels.REFRESHING and state.call < self.nfe - 1 else None
+
+    def relabel(self, choice: Choice) -> Tensor:
+        """(B, L) the labels after a call."""
+        return labels.RULES[self.values](choice)
 
     def limits(self, path: Path) -> tuple[Tensor, Tensor]:
         """(B,) K and E: the most positions, and the most deficit, selected in one call."""
@@ -115,4 +133,9 @@ class CRS(Native):
         return State(0, path.noise(), Replayed(kept, torch.where(path.free, selected_at.clamp(max=NEVER), NEVER)))
 
     def opening(self) -> Native | None:
-        return Native(**{one.name: getattr(self, one.name) for one in fields(Native)}) if type(self) is CRS else None
+        return self.native() if type(self) is CRS else None
+
+    def native(self) -> Native:
+        """The native sampler with the same knobs."""
+        steps = {one.name: getattr(self, one.name) for one in fields(Native)}
+        return Native(**steps | {"endpoint": "argmax" if self.endpoint == "argmax" else "ancestral"})

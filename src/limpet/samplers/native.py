@@ -10,7 +10,8 @@ from torch import Tensor
 from limpet.engine import process
 from limpet.engine.path import Info, Path, State
 from limpet.engine.steps import Outcome, Transition
-from limpet.engine.support import Boundary
+from limpet.engine.steps.coins import Coins, ancestral
+from limpet.engine.support import Boundary, Support
 from limpet.samplers.knobs import knob, knobs
 from limpet.samplers.sampler import Sampler
 
@@ -35,6 +36,9 @@ class Native(Sampler):
     )
     boundary: Boundary = knob("released", "Whether top-p keeps the token after an exact tie, as the released code "
                               "does, or not, as the paper writes it.")  # fmt: skip
+    top_k: int | None = knob(None, "Draw from so many of the likeliest tokens; None for all.", low=1)
+    min_p: float = knob(0.0, "Draw from tokens at least this fraction as likely as the likeliest; 0 for all.", low=0,
+                        high=1)  # fmt: skip
     endpoint: Endpoint = knob("argmax", "The last call: the argmax of the law, or one more draw (the released code's "
                               "way).", since="readout")  # fmt: skip
 
@@ -56,21 +60,29 @@ class Native(Sampler):
         return State(state.call + 1, self.read(path, state, outcome)), info
 
     def transition(self, path: Path, state: State, revise: Tensor, inspect: Tensor) -> Transition:
-        """From the state to the next time; in the last call to clean text, where all free positions are read."""
+        """From the state to the next time; in the last call to clean text, by a draw from the posterior C_{t,z} h, or
+        all free positions are inspected for their argmax."""
         r, last = state.call, state.call == self.nfe - 1
-        if last:  # the argmax is inspected, or the transition to signal 1 draws from the posterior C_{t,z} h
-            revise, inspect = (path.nowhere, path.free) if self.endpoint == "argmax" else (path.free, path.nowhere)
+        if last and self.endpoint == "argmax":
+            revise, inspect = path.nowhere, path.free
         return Transition(
             call=r,
             tokens=state.tokens,
             revise=revise,
             inspect=inspect,
-            signal_t=path.signal(self.times[r]),
-            signal_s=1.0 if last else path.signal(self.times[r + 1]),
+            coins=self.coins(path.signal(self.times[r]), 1.0 if last else path.signal(self.times[r + 1]), r),
             temperature=self.temperature,
-            top_p=self.top_p if self.late_top_p is None or r < self.early else self.late_top_p,
-            boundary=self.boundary,
+            support=self.support(r),
         )
+
+    def coins(self, signal_t: float, signal_s: float, call: int) -> Coins:
+        """How a call's transition goes on: a subclass that changes this alone is another method."""
+        return ancestral(signal_t, signal_s)
+
+    def support(self, call: int) -> Support:
+        """What a call's law is cut to."""
+        late = self.late_top_p is not None and call >= self.early
+        return Support(self.late_top_p if late else self.top_p, self.boundary, self.top_k, self.min_p)  # type: ignore[arg-type]
 
     def read(self, path: Path, state: State, outcome: Outcome) -> Tensor:
         """(B, L) the tokens after a call: as drawn, or the argmax in the last one; given tokens as they were given."""

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol, Self
 
 from limpet import registry
 from limpet.engine.path import Info, Path, State
 from limpet.errors import LimpetError
+from limpet.files import Toml
 from limpet.samplers.knobs import knobs, known
 
 GROUP = "limpet.samplers"
-BUILTIN = {"native": "limpet.samplers.native:Native", "crs": "limpet.samplers.crs:CRS"}
+BUILTIN = {
+    "native": "limpet.samplers.native:Native",
+    "crs": "limpet.samplers.crs:CRS",
+    "mend": "limpet.samplers.mend:Mend",
+    "psi": "limpet.samplers.psi:Psi",
+    "ddim": "limpet.samplers.ddim:DDIM",
+    "gibbs": "limpet.samplers.gibbs:Gibbs",
+    "trapezoidal": "limpet.samplers.trapezoidal:Trapezoidal",
+    "entropy-bound": "limpet.samplers.entropy_bound:EntropyBound",
+    "block-refinement": "limpet.samplers.block_refinement:BlockRefinement",
+    "gidd-adaptive": "limpet.samplers.gidd:GIDDAdaptive",
+    "gidd-correction": "limpet.samplers.gidd:GIDDCorrection",
+    "guided": "limpet.samplers.guidance:Guided",
+}
 
 
 class Sampler(Protocol):
     """How a path is walked. A subclass is a frozen dataclass; its fields are checked, compared and written out."""
 
     nfe: int
+    needs_given: ClassVar[bool] = False  # whether there is nothing for it to do where no token is given
 
     def begin(self, path: Path) -> State:
         """The start of a path: the uniform state at t = 1, given tokens in place, nothing remembered."""
@@ -95,21 +110,47 @@ def from_dict(values: Mapping[str, Any]) -> Sampler:
     return kind(**own)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A sampler in a TOML file, as a command line has it: `limpet tune` writes such files."""
+
+    arm: str
+
+
 def parse(text: str, **common: Any) -> tuple[str, Sampler]:
     """An arm as a command line has it, `crs budget=.25`, or with a name of its own, `small: crs budget=.25`.
 
+    In place of the sampler may stand a TOML file that holds one; knobs after it are put in the place of the file's.
     `common` are knobs that every arm has unless it says otherwise; those that a sampler does not have are left out."""
     caption, colon, spec = text.partition(": ")
     name, *settings = (spec if colon else text).split() or [""]
-    kind = find(name)
-    there, own = knobs(kind), {}
+    kind, own = _written(name) if name.endswith(".toml") else (find(name), {})
+    own |= _settings(kind, name, settings, text)
+    given = {name: value for name, value in common.items() if name in knobs(kind) and value is not None}
+    sampler = kind(**{**given, **own})
+    return caption if colon else sampler.caption, sampler
+
+
+def _settings(kind: type[Sampler], name: str, settings: Sequence[str], text: str) -> dict[str, Any]:
+    """Knobs by name, from words such as `nfe=16`."""
+    own = {}
     for setting in settings:
         field, equals, value = setting.partition("=")
         if not equals:
             raise LimpetError(f"arm {text!r} has {setting!r}; after the sampler it takes knobs such as nfe=16")
         field = field.replace("-", "_")
         known(kind, {field: value}, name)
-        own[field] = there[field].read(value)
-    given = {name: value for name, value in common.items() if name in there and value is not None}
-    sampler = kind(**{**given, **own})
-    return caption if colon else sampler.caption, sampler
+        own[field] = knobs(kind)[field].read(value)
+    return own
+
+
+def _written(path: str) -> tuple[type[Sampler], dict[str, Any]]:
+    """The sampler of a TOML file and its knobs; a Python file that it names stands beside it."""
+    file = Toml(path, "name a file that limpet tune wrote")
+    text = file.build(Written).arm
+    name, *settings = text.split() or [""]
+    with file.at("arm"):
+        kind = find(str(file.path.parent / name) if registry.is_file(name) else name)
+        own = _settings(kind, name, settings, text)
+        kind(**own)  # what it does not take is said here, with the line
+    return kind, own

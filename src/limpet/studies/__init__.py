@@ -1,6 +1,6 @@
 """The paper's tables and figures as studies: one small file each, with its cells at a preset's size, and what it shows
-of their results: tables, panels of a figure, contrasts, and what each claim rests on. The words stand in studies.toml
-and audits.toml."""
+of their results: tables, panels of a figure, scatters, contrasts, and what each claim rests on. The words stand in
+studies.toml and audits.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from limpet.studies.published import Beside
 
 WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("studies.toml").read_text("utf-8"))
 STUDIES = {name: words["about"] for name, words in WORDS.items()}
-PARTS = ("tables", "panels", "contrasts", "claims")  # what a study's file may make of its results
+PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study's file may make of its results
 # With presets of their own: they look inside paths and forward states.
 AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
 
@@ -36,17 +36,29 @@ def study(name: str, size: Any) -> Study:
         makers = {"tables": audit.tables, **vars(module)} if name in AUDITS else vars(module)
         beside = Beside(**vars(results), size=size, words=about)
         made = {part: makers[part](beside, size) for part in PARTS if part in makers}
-        panels, claims = tuple(made.get("panels", ())), about.get("claims", {}).items()
-        rests = {key: made.get("claims", {}).get(key) or beside.findings(claim) for key, claim in claims}
+        panels, found = tuple(made.get("panels", ())), made.get("claims", {})
+        # In words of its own, or in those that all its claims share.
+        claims = {key: about["claim"] for key in found if "claim" in about} | about.get("claims", {})
+        rests = {key: found.get(key) or beside.findings(claim) for key, claim in claims.items()}
         return Page(
             tuple(made.get("tables", ())),
-            (Figure(name, about["shows"].format(size=size), panels),) if panels else (),
+            (Figure(name, about["shows"].format(size=size), panels, columns=about.get("columns", 3)),)
+            if panels
+            else (),
             tuple(made.get("contrasts", ())),
-            tuple(Claim(one["where"], one["text"].format(size=size), rests[key]) for key, one in claims if rests[key]),
+            tuple(
+                Claim(one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key])
+                for key, one in claims.items()
+                if rests[key]
+            ),
+            tuple(made.get("scatters", ())),
         )
 
     cells, rules = tuple(module.cells(size)), about.get("conventions", {})
-    return Study(name, about["title"], cells, size.shards, show, size.judges, preset=size.name, conventions=rules)
+    more = getattr(module, "STUDY", {})  # what else a study has
+    return Study(
+        name, about["title"], cells, size.shards, show, size.judges, preset=size.name, conventions=rules, **more
+    )
 
 
 __all__ = ["AUDITS", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "study"]

@@ -14,7 +14,10 @@ from limpet.lab.claims import Finding, above, below, within
 from limpet.lab.page import Entry, Series, Table, number, series
 from limpet.lab.results import Results
 
-NAMES = {"ppl": "GenPPL", "entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU"}
+NAMES = {
+    "ppl": "GenPPL", "entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU",
+    "mauve": "MAUVE",
+}  # fmt: skip
 DIGITS = {"ppl": 2, "entropy": 3, "selected": 2, "visible": 2}  # of a measure in a table; 4 of the others
 Side = Callable[..., Finding]  # below, above or within a bound
 SIDES: dict[str, Side] = {"below": below, "above": above, "within": within}

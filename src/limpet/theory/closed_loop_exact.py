@@ -72,7 +72,7 @@ def swept(source: Source, sweep: Iterable[Native]) -> dict[str, list[float]]:
 
 def matched(source: Source, sampler: CRS) -> Sides:
     """KL(output || data) of CRS against that of native top-p at the same entropy, interpolated over p."""
-    native = Native(nfe=sampler.nfe, warmup=sampler.warmup, endpoint=sampler.endpoint)
+    native = sampler.native().but(top_p=1.0)
     curve = swept(source, (native.but(top_p=p) for p in NUCLEI))
     entropies, kls = zip(*sorted(zip(curve["entropy"], curve["kl"], strict=True)), strict=True)
     ours = expectations(source, output_law(source, sampler))

@@ -6,13 +6,12 @@ of its style: nothing else runs, and a self-contained page cannot reach a networ
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
-import json
 import re
 from importlib import resources
 from typing import Any
 
+from limpet.inline import for_script, hashed
 from limpet.view.trajectory import Trajectory
 
 
@@ -34,21 +33,11 @@ def playground(about: dict[str, Any]) -> str:
     return _fill("limpet", lead, about, "playground.js", connect="'self'", form=asset("playground.html"))
 
 
-def for_script(value: Any) -> str:
-    """JSON that may stand inside a <script> element: nothing in it can end the element or open a comment."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> str:
     """The template with all that it holds; `opening` is the script that gives the viewer the data."""
     style, script = asset("viewer.css"), asset("viewer.js") + asset(opening)
     csp = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     parts = {

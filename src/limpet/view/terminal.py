@@ -18,6 +18,7 @@ STYLES = {  # the later goes over the earlier; a mark that is not here is underl
     "selected": "magenta underline",
     "visible": "green underline",
     "chosen": "bold black on green",
+    "mended": "bold black on yellow",
     GIVEN: "bold",
 }
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

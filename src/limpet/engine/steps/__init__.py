@@ -1,18 +1,13 @@
-"""How one reverse step is drawn: what every backend is given, what it returns, and the two coins they share.
+"""How one step is drawn: what every backend is given, what it returns, and what they share.
 
-The reverse law is a mixture of three routes: stay at z, draw from the law h, draw uniformly. Two coins choose.
-Coin one does not look at the law: it says draw, uniform or stay with weights
-
-    signal_s - signal_t,  (1 - signal_t / signal_s) (1 - signal_s),  signal_t / signal_s - signal_t,
-
-over 1 - signal_t. Coin two matters only where coin one moved: the move is kept with probability
-(1 - signal_t) / (1 - signal_t + signal_t V h(z)), else the token stays. Multiplied out, the routes have the weights
-of `process.reverse_law`. Where coin one says stay, neither the law nor the output head is needed."""
+A position's next token comes by one of five routes, which two coins choose (coins.py). Where coin one says noise or
+stay, and nobody inspects the position, neither the law nor the output head is needed."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -23,28 +18,27 @@ from torch import Tensor
 
 from limpet.engine import process
 from limpet.engine.selector import Selector
-from limpet.engine.streams import Purpose, Stream
-from limpet.engine.support import Boundary
+from limpet.engine.steps.coins import NOISE, STAY, Coins, coin_one
+from limpet.engine.streams import Purpose, Stream, uniform_token
+from limpet.engine.support import EVERY, Support
 from limpet.errors import LimpetError
 
-STAY, DRAW, UNIFORM = 0, 1, 2
-CHUNK = 2**23  # logits that the head makes at once: rows x vocabulary
+CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits that the head makes at once: rows x vocabulary
 PIECE = 2**20  # of those, what a CPU works on at once: more would leave its caches, and be asked anew of the system
 
 
 @dataclass(frozen=True)
 class Transition:
-    """What a sampler asks of one call: where the state goes on from t to s, and where the law is looked at."""
+    """What a sampler asks of one call: where the state moves and by which coins, and where the law is looked at."""
 
     call: int  # which call of the path: it names the uniforms
     tokens: Tensor  # (B, L) the state z, which the transition starts from
     revise: Tensor  # (B, L) bool: draw the next token here; elsewhere it stays
     inspect: Tensor  # (B, L) bool: report the argmax and the deficit here
-    signal_t: float
-    signal_s: float
+    coins: Coins
     temperature: float = 1.0  # of the law, before anything else is done with it
-    top_p: float = 1.0
-    boundary: Boundary = "released"
+    support: Support = EVERY  # what it is then cut to, for draws
+    against: Tensor | None = None  # (B, L) tokens that the law is held against where it is inspected
 
 
 class Input(NamedTuple):
@@ -67,11 +61,13 @@ class Plan(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a backend returns; `top` and `deficit` hold where the transition asked to inspect, 0 and inf elsewhere."""
+    """What a backend returns; `top`, `deficit` and `gain` hold where the transition asked to inspect, and are 0, inf
+    and -inf elsewhere. They are of the law before its support is cut."""
 
-    tokens: Tensor  # (B, L) the state at s
+    tokens: Tensor  # (B, L) the next state
     top: Tensor  # (B, L) argmax of the law, lowest id at a tie
-    deficit: Tensor  # (B, L) 1 - max law, from the law before top-p
+    deficit: Tensor  # (B, L) 1 - max law
+    gain: Tensor | None  # (B, L) ln of the law at the best other token over that at `against`; None without it
 
 
 Head = Callable[[Tensor], Tensor]  # (..., D) features -> (..., V) logits
@@ -116,7 +112,7 @@ def no_law(input: Input, call: int, place: int) -> LimpetError:
 def pieces(head: Head, features: Tensor, needed: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The needed rows, a few at a time, and what the head says of them. The head takes many at once: it reads all its
     weights for every call."""
-    many = max(1, CHUNK // vocab_size)
+    many = max(1, CHUNK[needed.device.type] // vocab_size)
     few = max(1, PIECE // vocab_size) if needed.device.type == "cpu" else many
     for rows in torch.split(needed, many):
         said = head(features[tuple(rows.unbind(-1))])
@@ -127,31 +123,25 @@ def positions(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)
 
 
-def thresholds(signal_t: float, signal_s: float) -> tuple[float, float]:
-    """Coin one draws from the law below the first number, and uniformly between it and the second."""
-    draw = (signal_s - signal_t) / (1 - signal_t)
-    return draw, draw + (1 - signal_t / signal_s) * (1 - signal_s) / (1 - signal_t)
-
-
-def coin_one(u: Tensor, signal_t: float, signal_s: float) -> Tensor:
-    """STAY, DRAW or UNIFORM, before the law is known."""
-    draw, move = thresholds(signal_t, signal_s)
-    route = torch.full_like(u, STAY, dtype=torch.int8)
-    route[u < move] = UNIFORM
-    route[u < draw] = DRAW
-    return route
-
-
-def coin_two(u: Tensor, law_at_z: Tensor, signal_t: float, vocab_size: int) -> Tensor:
-    """Whether the move that coin one chose is kept."""
-    return u * (1 - signal_t + signal_t * vocab_size * law_at_z) < 1 - signal_t
-
-
 def routes(transition: Transition, stream: Stream) -> tuple[Tensor, Tensor]:
     """Coin one at every position, STAY where nothing is to be revised, and the uniform for coin two."""
     first, second = stream.uniforms(transition.call, positions(transition.tokens), Purpose.COINS)
-    route = coin_one(first, transition.signal_t, transition.signal_s)
-    return route.masked_fill(~transition.revise, STAY), second
+    return coin_one(first, transition.coins).masked_fill(~transition.revise, STAY), second
+
+
+def noised(transition: Transition, input: Input, route: Tensor) -> Tensor:
+    """(B, L) the tokens, with any one where the route says noise."""
+    if not transition.coins.noisy:
+        return transition.tokens.clone()
+    _, u = input.stream.uniforms(transition.call, positions(route), Purpose.TOKENS)
+    return torch.where(route == NOISE, uniform_token(u, input.vocab_size), transition.tokens)
+
+
+def reported(transition: Transition, tokens: Tensor, top: Tensor, deficit: Tensor, gain: Tensor | None) -> Outcome:
+    """An outcome that tells of inspected positions alone."""
+    hidden = ~transition.inspect
+    gain = None if gain is None else gain.masked_fill(hidden, -math.inf)
+    return Outcome(tokens, top.masked_fill(hidden, 0), deficit.masked_fill(hidden, math.inf), gain)
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, kernels, no_law, thresholds
+from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, kernels, lazy, no_law
 
 CHUNK = 2**28  # logits held at once: rows x vocabulary
 # Logits that a program reads at a time, its warps, and registers a thread: the two passes that every row takes need
@@ -42,18 +42,23 @@ class Packed(NamedTuple):
         return self.places[:rows]
 
 
-def plan(transition: Transition, input: Input) -> Packed:
-    """Toss coin one everywhere and pack the positions where it moves or the law is inspected."""
+def plan(transition: Transition, input: Input) -> Packed | lazy.Tossed:
+    """Toss coin one everywhere and pack the positions where it asks for the law or the law is inspected."""
+    if transition.support.top_k is not None or transition.support.min_p > 0:
+        return lazy.plan(transition, input)  # the kernel cuts by top-p alone
     tokens, device = transition.tokens.contiguous(), transition.tokens.device
     needed = torch.empty(tokens.numel(), dtype=torch.int32, device=device)
     index = torch.empty(tokens.numel(), dtype=torch.int32, device=device)
     told = torch.empty(3, dtype=torch.int64, device=device)
-    outcome = Outcome(torch.empty_like(tokens), torch.empty_like(tokens), torch.empty_like(tokens, dtype=torch.float64))
-    _, move = thresholds(transition.signal_t, transition.signal_s)
+    deficit = torch.empty_like(tokens, dtype=torch.float64)
+    gain = None if transition.against is None else torch.empty_like(deficit)
+    outcome = Outcome(torch.empty_like(tokens), torch.empty_like(tokens), deficit, gain)
     grid = (triton.cdiv(tokens.numel(), 1024),)
     kernels.plan[grid](
         tokens, _bytes(transition.revise), _bytes(transition.inspect), input.stream.samples, needed, *outcome,
-        _signed(input.stream.seed), transition.call, _bits(move), tokens.shape[1], tokens.numel(), BLOCK=1024,
+        _signed(input.stream.seed), transition.call, _bits(transition.coins.fresh), _bits(transition.coins.noise),
+        input.vocab_size, tokens.shape[1], tokens.numel(),
+        NOISY=transition.coins.noisy, GAIN=gain is not None, BLOCK=1024,
     )  # fmt: skip
     place = needed.cumsum(0, dtype=torch.int32)
     kernels.pack[grid](needed, place, index, input.alarm, told, tokens.numel(), BLOCK=1024)
@@ -66,19 +71,20 @@ def plan(transition: Transition, input: Input) -> Packed:
     return Packed(transition, input, index, told, ready, outcome)
 
 
-def advance(head: Head, features: Tensor, plan: Packed) -> Outcome:
+def advance(head: Head, features: Tensor, plan: Packed | lazy.Tossed) -> Outcome:
     """`lazy.advance`. The head runs over the needed rows in even chunks of at most CHUNK logits."""
-    transition, input = plan.transition, plan.input
+    if isinstance(plan, lazy.Tossed):
+        return lazy.advance(head, features, plan)
+    transition, input, against = plan.transition, plan.input, plan.transition.against
     flat = features.flatten(0, 1)
-    signal, vocab = transition.signal_t, input.vocab_size
+    (signal, draw, uniform, fresh, _), vocab = transition.coins, input.vocab_size
     shift = math.log1p(vocab * input.signal / (1 - input.signal)) if input.convert else 0.0
     numbers = (
-        *thresholds(signal, transition.signal_s), 1 - signal, signal * vocab, transition.top_p, shift,
-        1 / transition.temperature,
+        draw, uniform, fresh, 1 - signal, signal * vocab, transition.support.top_p, shift, 1 / transition.temperature,
     )  # fmt: skip
     arguments = (
-        transition.tokens.contiguous(), input.tokens.contiguous(), _bytes(transition.revise),
-        _bytes(transition.inspect), input.stream.samples, *plan.outcome, input.alarm,
+        transition.tokens.contiguous(), input.tokens.contiguous(), None if against is None else against.contiguous(),
+        _bytes(transition.revise), _bytes(transition.inspect), input.stream.samples, *plan.outcome, input.alarm,
         _signed(input.stream.seed), transition.call, *map(_bits, numbers), transition.tokens.shape[1],
     )  # fmt: skip
     needed = plan.needed()
@@ -88,8 +94,9 @@ def advance(head: Head, features: Tensor, plan: Packed) -> Outcome:
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         kernels.rows[(len(index),)](
             logits, logits.stride(0), index, *arguments, VOCAB=vocab, WIDTH=_width(logits),
-            NUCLEUS=transition.top_p < 1, PAPER=transition.boundary == "paper",
-            READ=int(input.convert) + 2 * (transition.temperature != 1),
+            NUCLEUS=transition.support.top_p < 1, PAPER=transition.support.boundary == "paper",
+            READ=int(input.convert) + 2 * (transition.temperature != 1), GAIN=against is not None,
+            FRESH=fresh > uniform,
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab)), num_warps=WARPS, maxnreg=REGISTERS,
             enable_fp_fusion=transition.temperature == 1,  # tempered logits are rounded before they are read
         )  # fmt: skip

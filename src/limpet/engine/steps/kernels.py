@@ -15,8 +15,8 @@ from limpet.engine.streams import Purpose
 COINS = tl.constexpr(int(Purpose.COINS))
 TOKENS = tl.constexpr(int(Purpose.TOKENS))
 INFINITY = tl.constexpr(float("inf"))
-# new at every step: compile for none
-SCALARS = ["seed", "step", "draw", "move", "stay", "pull", "top_p", "shift", "cool"]
+# New at every step: compile for none.
+SCALARS = ["seed", "step", "draw", "uniform", "fresh", "noise", "stay", "pull", "top_p", "shift", "cool"]
 
 
 @triton.jit
@@ -42,20 +42,28 @@ def _uniforms(seed, step, position, sample, purpose: tl.constexpr):
 
 @triton.jit(do_not_specialize=SCALARS)
 def plan(
-    tokens, revise, inspect, samples, needed, moved, top, deficit,
-    seed: tl.int64, step: tl.int64, move: tl.int64, length, size, BLOCK: tl.constexpr,
+    tokens, revise, inspect, samples, needed, moved, top, deficit, gain,
+    seed: tl.int64, step: tl.int64, fresh: tl.int64, noise: tl.int64, vocab, length, size,
+    NOISY: tl.constexpr, GAIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Mark the positions where coin one moves or the law is inspected; fill in what the others return."""
+    """Mark the positions where coin one asks for the law or the law is inspected; fill in what the others return."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     sample = tl.load(samples + i // length, inside, other=0)
     u, _ = _uniforms(seed, step, i % length, sample, COINS)
-    moves = (u < _number(move)) & (tl.load(revise + i, inside, other=0) != 0)
+    free = tl.load(revise + i, inside, other=0) != 0
+    asks = (u < _number(fresh)) & free
     looks = tl.load(inspect + i, inside, other=0) != 0
-    tl.store(needed + i, (moves | looks).to(tl.int32), inside)
-    tl.store(moved + i, tl.load(tokens + i, inside, other=0), inside)
+    token = tl.load(tokens + i, inside, other=0)
+    if NOISY:
+        _, any = _uniforms(seed, step, i % length, sample, TOKENS)
+        token = tl.where(free & (u >= _number(fresh)) & (u < _number(noise)), (any * vocab).to(tl.int64), token)
+    tl.store(needed + i, (asks | looks).to(tl.int32), inside)
+    tl.store(moved + i, token, inside)
     tl.store(top + i, tl.zeros([BLOCK], tl.int64), inside)
     tl.store(deficit + i, tl.full([BLOCK], INFINITY, tl.float64), inside)
+    if GAIN:
+        tl.store(gain + i, tl.full([BLOCK], -INFINITY, tl.float64), inside)
 
 
 @triton.jit
@@ -93,11 +101,14 @@ def _logits(
 
 @triton.jit
 def _larger(
-    best, at, row, i, seen, shift, cool,
+    best, at, row, i, but, seen, shift, cool,
     VOCAB: tl.constexpr, WIDTH: tl.constexpr, READ: tl.constexpr, FLOAT: tl.constexpr, EDGE: tl.constexpr,
+    GAIN: tl.constexpr,
 ):  # fmt: skip
-    """Each lane's largest logit and where it stands, with one more block seen."""
+    """Each lane's largest logit and where it stands, with one more block seen; with GAIN, `but` is left out."""
     x = _logits(row, i, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT, EDGE)
+    if GAIN:
+        x = tl.where(i == but, -INFINITY, x)
     return tl.maximum(best, x), tl.where(x > best, i, at)
 
 
@@ -229,22 +240,22 @@ def _draw(
 
 @triton.jit(do_not_specialize=SCALARS)
 def rows(
-    logits, stride, index, tokens, inputs, revise, inspect, samples, moved, top, deficit,
-    alarm,
-    seed: tl.int64, step: tl.int64, draw: tl.int64, move: tl.int64, stay: tl.int64, pull: tl.int64, top_p: tl.int64,
-    shift: tl.int64, cool: tl.int64,
-    length, VOCAB: tl.constexpr, WIDTH: tl.constexpr, NUCLEUS: tl.constexpr, PAPER: tl.constexpr,
-    READ: tl.constexpr, BLOCK: tl.constexpr,
+    logits, stride, index, tokens, inputs, against, revise, inspect, samples, moved, top, deficit, gain, alarm,
+    seed: tl.int64, step: tl.int64, draw: tl.int64, uniform: tl.int64, fresh: tl.int64, stay: tl.int64, pull: tl.int64,
+    top_p: tl.int64, shift: tl.int64, cool: tl.int64, length,
+    VOCAB: tl.constexpr, WIDTH: tl.constexpr, NUCLEUS: tl.constexpr, PAPER: tl.constexpr, READ: tl.constexpr,
+    GAIN: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of logits each: the argmax and the deficit where they are asked for, the next token where coin one
-    moves. The row is read twice; a draw reads up to where it falls, and a nucleus is sought only where the draw, or
-    coin two, depends on it."""
+    """One row of logits each: the argmax, the deficit and the gain where they are asked for, the next token where coin
+    one asks for the law. The row is read twice; a draw reads up to where it falls, and a nucleus is sought only where
+    the draw, or coin two, depends on it."""
     FLOAT: tl.constexpr = tl.float64 if logits.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if logits.dtype.element_ty == tl.float64 else tl.int32
     WHOLE: tl.constexpr = VOCAB // BLOCK * BLOCK  # the ids of whole blocks, where nothing need be masked
     row = logits + tl.program_id(0).to(tl.int64) * stride
     place = tl.load(index + tl.program_id(0))
     z = tl.load(tokens + place)
+    but = tl.load(against + place) if GAIN else z
     seen = tl.load(inputs + place) if READ & 1 else z
     shift = _number(shift)
     cool = _number(cool)
@@ -253,10 +264,17 @@ def rows(
     best = tl.full([BLOCK], -INFINITY, FLOAT)
     at = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, WHOLE, BLOCK, loop_unroll_factor=8):
-        best, at = _larger(best, at, row, start + lanes, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT, False)
+        best, at = _larger(best, at, row, start + lanes, but, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT, False, GAIN)
     if WHOLE < VOCAB:
-        best, at = _larger(best, at, row, WHOLE + lanes, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT, True)
+        best, at = _larger(best, at, row, WHOLE + lanes, but, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT, True, GAIN)
     largest = tl.max(best, 0)
+    first_best = tl.min(tl.where(best == largest, at, VOCAB), 0)
+    if GAIN:  # the largest of the others so far
+        own = _logits(row, but, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT)
+        if tl.load(inspect + place) != 0:
+            tl.store(gain + place, (largest - own).to(tl.float64))
+        first_best = tl.where((own > largest) | ((own == largest) & (but < first_best)), but.to(tl.int32), first_best)
+        largest = tl.maximum(largest, own)
 
     at_z = tl.exp(_logits(row, z, seen, shift, cool, VOCAB, WIDTH, READ, FLOAT) - largest)
     mass = tl.zeros([BLOCK], tl.float64)
@@ -277,14 +295,15 @@ def rows(
         tl.store(alarm + 1, place.to(tl.int64))
 
     if tl.load(inspect + place) != 0:
-        tl.store(top + place, tl.min(tl.where(best == largest, at, VOCAB), 0).to(tl.int64))
+        tl.store(top + place, first_best.to(tl.int64))
         tl.store(deficit + place, (total - 1) / total)
 
     position = place % length
     sample = tl.load(samples + place // length)
     first, second = _uniforms(seed, step, position, sample, COINS)
-    if (first < _number(move)) & (tl.load(revise + place) != 0):
-        draws = first < _number(draw)
+    if (first < _number(fresh)) & (tl.load(revise + place) != 0):
+        anew = first >= _number(uniform) if FRESH else False
+        draws = (first < _number(draw)) | anew
         stay_weight = _number(stay)
         pull_weight = _number(pull)
         threshold = tl.full([], -1, INT)
@@ -299,14 +318,14 @@ def rows(
             most = second * (stay_weight + pull_weight * law_at_z * (1 - 1e-12)) < stay_weight
             least = second * (stay_weight + pull_weight * law_at_z * (total / limit) * (1 + 1e-12)) < stay_weight
             kept = least
-            if (most & draws) | (most != least):
+            if ((most | anew) & draws) | (most != least):
                 threshold, cut, total = _nucleus(
                     row, largest, seen, shift, cool, total, _number(top_p), limit,
                     PAPER, VOCAB, WIDTH, READ, FLOAT, INT, BLOCK,
                 )  # fmt: skip
                 law_at_z = tl.where(inside, at_z.to(tl.float64) / total, 0.0)
                 kept = second * (stay_weight + pull_weight * law_at_z) < stay_weight
-        if kept:
+        if kept | anew:
             for_draw, for_uniform = _uniforms(seed, step, position, sample, TOKENS)
             token = (for_uniform * VOCAB).to(tl.int64)
             if draws:

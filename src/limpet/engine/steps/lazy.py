@@ -1,7 +1,7 @@
 """The two-coin step: head and law only at the rows that need them, in chunks that bound memory.
 
-A row is needed where coin one moves or where the transition inspects. Weights keep the head's precision (at least
-float32), sums are float64."""
+A row is needed where coin one asks for the law or the transition inspects it. Weights keep the head's precision (at
+least float32), sums are float64."""
 
 from __future__ import annotations
 
@@ -11,9 +11,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.engine import steps, support
+from limpet.engine import support
 from limpet.engine.selector import select
-from limpet.engine.steps import DRAW, STAY, Backend, Head, Input, Outcome, Transition
+from limpet.engine.steps import (
+    Backend,
+    Head,
+    Input,
+    Outcome,
+    Transition,
+    inverse_cdf,
+    log_law,
+    no_law,
+    noised,
+    pieces,
+    reported,
+    routes,
+)
+from limpet.engine.steps.coins import FRESH, NOISE, STAY, UNIFORM, coin_two
 from limpet.engine.streams import Purpose, uniform_token
 
 
@@ -22,7 +36,7 @@ class Tossed(NamedTuple):
 
     transition: Transition
     input: Input
-    route: Tensor  # (B, L) STAY, DRAW or UNIFORM
+    route: Tensor  # (B, L) by coin one
     second: Tensor  # (B, L) the uniform for coin two
     rows: Tensor  # (R, 2) the samples and positions that need a law, in order
 
@@ -34,53 +48,64 @@ class Tossed(NamedTuple):
 
 def plan(transition: Transition, input: Input) -> Tossed:
     """Toss coin one everywhere; the rows where it moves or the law is inspected."""
-    route, second = steps.routes(transition, input.stream)
-    rows = ((route != STAY) | transition.inspect).nonzero()
+    route, second = routes(transition, input.stream)
+    rows = (((route != STAY) & (route != NOISE)) | transition.inspect).nonzero()
     return Tossed(transition, input, route, second, rows)
 
 
 def advance(head: Head, features: Tensor, plan: Tossed) -> Outcome:
     transition, input, route, second, needed = plan
-    tokens = transition.tokens.clone()
+    tokens = noised(transition, input, route)
     top = torch.zeros_like(tokens)
     deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
-    for rows, said in steps.pieces(head, features, needed, input.vocab_size):
+    gain = None if transition.against is None else -deficit
+    for rows, said in pieces(head, features, needed, input.vocab_size):
         sample, position = rows.unbind(-1)
-        logits = steps.log_law(said, input.tokens[sample, position], input, transition.temperature)
+        logits = log_law(said, input.tokens[sample, position], input, transition.temperature)
         largest, top[sample, position] = logits.max(-1)
         weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)
         if total.isnan().any():
             broken = rows[total.isnan().nonzero()[0, 0]]
-            raise steps.no_law(input, transition.call, int(broken[0] * tokens.shape[1] + broken[1]))
+            raise no_law(input, transition.call, int(broken[0] * tokens.shape[1] + broken[1]))
         deficit[sample, position] = (total - 1) / total
+        if gain is not None and transition.against is not None:
+            gain[sample, position] = _gain(logits, largest, transition.against[sample, position])
 
-        moves = (route[sample, position] != STAY).nonzero()[:, 0]
+        moves = ((route[sample, position] != STAY) & (route[sample, position] != NOISE)).nonzero()[:, 0]
         if len(moves) < len(rows):
             weights, total, sample, position = weights[moves], total[moves], sample[moves], position[moves]
         tokens[sample, position] = _move(
             weights, total, route[sample, position], second[sample, position], sample, position, plan
         )
-    inspect = transition.inspect
-    return Outcome(tokens, top.masked_fill(~inspect, 0), deficit.masked_fill(~inspect, math.inf))
+    return reported(transition, tokens, top, deficit, gain)
+
+
+def _gain(logits: Tensor, largest: Tensor, against: Tensor) -> Tensor:
+    """(R,) how much larger the best other logit is than that of each row's given token."""
+    own = logits.gather(-1, against[:, None])[:, 0]
+    is_top = (own == largest).nonzero()[:, 0]  # the others' best is the largest
+    best = largest.clone()
+    best[is_top] = logits[is_top].scatter(-1, against[is_top, None], -math.inf).amax(-1)
+    return (best - own).double()
 
 
 def _move(
     weights: Tensor, total: Tensor, route: Tensor, second: Tensor, sample: Tensor, position: Tensor, plan: Tossed
 ) -> Tensor:
-    """The next tokens of the rows where coin one moved, given the weights of their laws and the sums of those."""
+    """The next tokens of the rows where coin one asks for the law, given its weights and their sums."""
     transition, input = plan.transition, plan.input
-    if transition.top_p < 1:
-        weights = weights * support.nucleus(weights, transition.top_p, transition.boundary)
+    if not transition.support.whole:
+        weights = weights * support.kept(weights, transition.support)
         total = weights.sum(-1, dtype=torch.float64)
     z = transition.tokens[sample, position]
     law_at_z = weights.gather(-1, z[:, None])[:, 0] / total
-    kept = steps.coin_two(second, law_at_z, transition.signal_t, input.vocab_size)
+    moved = coin_two(second, law_at_z, transition.coins.signal, input.vocab_size) | (route == FRESH)
     for_draw, for_uniform = input.stream.uniforms(transition.call, position, Purpose.TOKENS, sample)
-    moved = uniform_token(for_uniform, input.vocab_size)
-    drawn = kept & (route == DRAW)
-    moved[drawn] = steps.inverse_cdf(weights[drawn], for_draw[drawn])
-    return torch.where(kept, moved, z)
+    token = uniform_token(for_uniform, input.vocab_size)
+    drawn = moved & (route != UNIFORM)
+    token[drawn] = inverse_cdf(weights[drawn], for_draw[drawn])
+    return torch.where(moved, token, z)
 
 
 BACKEND = Backend(plan, advance, select)

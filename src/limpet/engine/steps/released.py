@@ -13,7 +13,7 @@ from torch import Tensor
 
 from limpet.engine import process
 from limpet.engine.selector import select
-from limpet.engine.steps import Backend, Head, Outcome, Transition, Whole
+from limpet.engine.steps import Backend, Head, Outcome, Transition, Whole, reported
 
 TINY = 1e-10  # keeps the race's logarithms finite
 
@@ -28,14 +28,12 @@ def advance(head: Head, features: Tensor, plan: Whole) -> Outcome:
     log_law = logits.log_softmax(-1).to(torch.float64)
     largest, top = log_law.max(-1) if transition.inspect.any() else (torch.zeros_like(transition.tokens),) * 2
     deficit = torch.where(transition.inspect, 1 - largest.to(torch.float64).exp(), math.inf)
-    if transition.top_p < 1:
-        log_law = _nucleus(log_law, transition.top_p)
+    if transition.support.top_p < 1:
+        log_law = _nucleus(log_law, transition.support.top_p)
     weights = _reverse_law(log_law.exp(), transition, input.vocab_size)
     race = TINY - (torch.rand_like(weights) + TINY).log()
     drawn = (weights / race).argmax(-1)
-    return Outcome(
-        torch.where(transition.revise, drawn, transition.tokens), top.masked_fill(~transition.inspect, 0), deficit
-    )
+    return reported(transition, torch.where(transition.revise, drawn, transition.tokens), top, deficit, None)
 
 
 def _nucleus(log_law: Tensor, p: float) -> Tensor:
@@ -50,13 +48,13 @@ def _nucleus(log_law: Tensor, p: float) -> Tensor:
 
 def _reverse_law(law: Tensor, transition: Transition, vocab_size: int) -> Tensor:
     """process.reverse_law, written with tensors over the vocabulary throughout."""
-    signal_t, signal_s = transition.signal_t, transition.signal_s
-    ratio = signal_t / signal_s
+    signal, draw, move, *_ = transition.coins
+    noise = 1 - signal
     point = F.one_hot(transition.tokens, vocab_size).float()
     at_z = law.gather(-1, transition.tokens[..., None])
-    joint = signal_t * vocab_size * law * point + (ratio - signal_t) * point
-    joint = joint + (signal_s - signal_t) * law + (1 - ratio) * (1 - signal_s) / vocab_size
-    return joint / (signal_t * vocab_size * at_z + 1 - signal_t)
+    joint = signal * vocab_size * law * point + noise * (1 - move) * point
+    joint = joint + noise * draw * law + noise * (move - draw) / vocab_size
+    return joint / (signal * vocab_size * at_z + noise)
 
 
 BACKEND = Backend(Whole, advance, select)

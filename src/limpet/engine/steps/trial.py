@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limpet.engine import process, support
 from limpet.engine.steps import Backend, Head, Input, Outcome, Transition
+from limpet.engine.steps.coins import Coins, ancestral
+from limpet.engine.steps.coins import law as law_of
 from limpet.engine.streams import Stream
-from limpet.engine.support import Boundary
+from limpet.engine.support import EVERY, Support, cut
+
+HALFWAY = ancestral(0.4, 0.7)
 
 
 def input_of(transition: Transition, vocab_size: int, stream: Stream, convert: bool = False) -> Input:
     """What a model was shown that saw the state itself."""
     alarm = torch.full((2,), -1, device=transition.tokens.device)
-    return Input(transition.tokens, transition.signal_t, vocab_size, convert, stream, alarm, "a model on trial")
+    return Input(transition.tokens, transition.coins.signal, vocab_size, convert, stream, alarm, "a model on trial")
 
 
 def step(
@@ -25,16 +28,15 @@ def step(
 
 
 def fit(
-    backend: Backend, law: Tensor, top_p: float = 1.0, boundary: Boundary = "released", seed: int = 0,
+    backend: Backend, law: Tensor, support: Support = EVERY, coins: Coins = HALFWAY, seed: int = 0,
     device: str | torch.device = "cpu", shape: tuple[int, int] = (200, 1000),
 ) -> float:  # fmt: skip
-    """The p-value of many draws of one reverse step from token 1, against the dense law."""
-    signal_t, signal_s = 0.4, 0.7
+    """The p-value of many draws of one step from token 1, against the dense law."""
     every = torch.ones(shape, dtype=torch.bool, device=device)
-    asked = Transition(0, every.long(), every, ~every, signal_t, signal_s, top_p=top_p, boundary=boundary)
+    asked = Transition(0, every.long(), every, ~every, coins, support=support)
     shown = input_of(asked, len(law), Stream(seed, torch.arange(shape[0], device=device)))
     drawn = step(backend, law.log().float().to(device).expand(*shape, -1), asked, shown).tokens
-    exact = process.reverse_law(support.restrict(law, top_p, boundary), torch.tensor(1), signal_t, signal_s)
+    exact = law_of(cut(law, support), torch.tensor(1), coins)
     return chi_square(torch.bincount(drawn.flatten().cpu(), minlength=len(law)), exact)
 
 

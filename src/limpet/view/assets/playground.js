@@ -6,7 +6,7 @@
 
   // Arms to begin with; those whose sampler is not here are left out.
   const PRESETS = Object.fromEntries(Object.entries({
-    native: { sampler: "native" }, CRS: { sampler: "crs" }, "top-p .9": { sampler: "native", top_p: 0.9 },
+    native: { sampler: "native" }, CRS: { sampler: "crs" }, mend: { sampler: "mend" }, "top-p .9": { sampler: "native", top_p: 0.9 },
     "horizon 8": { sampler: "crs", horizon: 8 }, "CRS, late top-p .9": { sampler: "crs", late_top_p: 0.9 },
   }).filter(([, arm]) => arm.sampler in about.samplers));
 

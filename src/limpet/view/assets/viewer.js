@@ -2,7 +2,8 @@
 "use strict";
 const limpet = (() => {
   const GIVEN = 1, DEFICIT = 65535, MASS = 255; // the first mark is "given"; the others are the sampler's own
-  const COLOURED = ["given", "selected", "visible", "chosen"]; // marks with a look of their own; others share three
+  const COLOURED = ["given", "selected", "visible", "chosen", "mended"]; // marks with a look of their own; others share three
+  const DEEDS = ["chosen", "mended"]; // of these, what a call did; the others say how a position stands
   const $ = (id) => document.getElementById(id);
 
   // An element. Text only ever enters as text: no string is parsed as HTML anywhere on this page.
@@ -296,6 +297,7 @@ const limpet = (() => {
         while (end + 1 < arm.frames.length && arm.frames[end + 1].input[i] === arm.frames[r].input[i]) end++;
         const run = make("span", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
         run.append(word(arm.frames[r].input[i]));
+        for (const name of causes(arm, i, r)) run.append(" ", make("i", classOf(arm, name), name));
         history.append(run);
         r = end + 1;
       }
@@ -308,12 +310,22 @@ const limpet = (() => {
     }
   }
 
+  // The marks by which the value that frame r shows came about: what the call before did there, or of marks that nobody
+  // here knows, what it set anew.
+  function causes(arm, i, r) {
+    if (r === 0) return [];
+    const before = r > 1 ? arm.frames[r - 2].marks[i] : 0;
+    return marksIn(arm, arm.frames[r - 1].marks[i]).filter((name) =>
+      COLOURED.includes(name) ? DEEDS.includes(name) : !marksIn(arm, before).includes(name));
+  }
+
   function describe(arm, i, now) {
     const names = marksIn(arm, arm.frames[now].marks[i]);
     const since = (name) => {
       const bit = arm.header.marks.indexOf(name);
       let first = now;
       while (first > 0 && arm.frames[first - 1].marks[i] >> bit & 1) first--;
+      if (DEEDS.includes(name)) return `${name} in call ${Math.min(now + 1, arm.header.calls)}`; // the output has its readout's
       return name === "given" ? name : `${name} since call ${first + 1}`;
     };
     return names.length ? names.map(since).join(", ") : "free";

@@ -1,0 +1,87 @@
+"""Entropy-bounded acceptance: each call keeps the surest draws, as many as a bound on their entropies allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limpet.engine import process
+from limpet.engine.path import Info, Path, State
+from limpet.samplers.knobs import knob
+from limpet.samplers.reading import anything, read, time_of
+from limpet.samplers.sampler import Sampler
+
+Clock = Literal["share", "grid"]
+
+
+class Memory(NamedTuple):
+    """(B, L) each; what is of a whole sample is the same at all its positions."""
+
+    accepted: Tensor  # bool: the token was drawn and kept by the last call
+    top: Tensor  # the argmax of the last call; -1 before the first
+    unchanged: Tensor  # how many calls in a row the sample's argmax has stayed the same
+    stopped: Tensor  # bool: the sample is its own output
+
+
+@dataclass(frozen=True)
+class EntropyBound(Sampler):
+    """A token is drawn everywhere; in ascending entropy of their laws, draws are accepted while the sum of the
+    entropies before does not pass the bound, which bounds what the accepted tokens know of each other. The rest become
+    uniform, and the next call decides anew (arXiv 2505.24857, on uniform states as DiffusionGemma has it).
+
+    A sample whose argmax has settled stops, and its calls go on without it: all are counted."""
+
+    nfe: int = knob(64, "Network calls for one sample; the last reads out the argmax.", low=2)
+    bound: float = knob(0.1, "Nats that the laws of the draws accepted before may sum to.", low=0, high=1e6)
+    hottest: float = knob(0.8, "Temperature of the laws in the first call.", above=0, high=1e6)
+    coldest: float = knob(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
+    clock: Clock = knob("share", "Which signal the denoiser is told: the share of accepted tokens, or the uniform "
+                        "grid's.")  # fmt: skip
+    settled: float | None = knob(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
+                                 "None for never.", low=0)  # fmt: skip
+    patience: int = knob(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
+
+    def begin(self, path: Path) -> State:
+        none = torch.zeros_like(path.fixed)
+        return State(0, path.noise(), Memory(path.nowhere, none - 1, none, path.nowhere))
+
+    def step(self, path: Path, state: State) -> tuple[State, Info]:
+        r, last = state.call, state.call == self.nfe - 1
+        _, before, unchanged, stopped = state.memory
+        t = self.time(path, state)
+        (features,) = path.call(state.tokens, t)
+        seen = read(path, features, r, self.temperature(r))
+
+        accepted = within(seen.entropy, path.free, self.bound)
+        same = ((seen.top == before) | ~path.free).all(-1, keepdim=True)
+        unchanged = torch.where(same, unchanged + 1, 0)
+        calm = seen.entropy.sum(-1, keepdim=True) < (self.settled or 0) * path.generated[:, None]
+        ending = (calm & (unchanged >= self.patience)) if not last else ~path.nowhere
+
+        tokens = torch.where(accepted, seen.drawn, anything(path, r))
+        tokens = torch.where(ending & path.free, seen.top, tokens)
+        tokens = torch.where(stopped, state.tokens, tokens)
+        accepted = accepted | (ending | stopped) & path.free
+        memory = Memory(accepted, seen.top, unchanged, stopped | ending)
+        told = float(t.mean()) if isinstance(t, Tensor) else t
+        return State(r + 1, tokens, memory), Info(
+            r, told, state.tokens, seen.outcome(path, tokens), {"accepted": accepted}
+        )
+
+    def time(self, path: Path, state: State) -> float | Tensor:
+        """What the denoiser is told: (B,) times where each sample has its own share."""
+        return time_of(path, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
+
+    def temperature(self, call: int) -> float:
+        return self.coldest + (self.hottest - self.coldest) * (self.nfe - call) / self.nfe
+
+
+def within(entropy: Tensor, among: Tensor, bound: float) -> Tensor:
+    """(B, L) bool: in ascending entropy, ties by position, those before which the entropies sum to the bound at most;
+    so the surest always is."""
+    ranked, order = torch.where(among, entropy, torch.inf).sort(dim=-1, stable=True)
+    before = torch.nn.functional.pad(ranked.cumsum(-1)[:, :-1], (1, 0))
+    return among & torch.zeros_like(among).scatter(-1, order, before <= bound)

@@ -1,0 +1,168 @@
+"""Every sampler of the field against the best top-p curve, by number of calls: quality at equal entropy.
+
+What a sampler costs is its calls, so arms are compared at equal calls; and since any of them can be made sharper, each
+is held against top-p at its own entropy, with whichever readout serves top-p best there."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from limpet.denoisers.files import MINIS
+from limpet.lab.claims import Finding, below
+from limpet.lab.page import Dot, Entry, Panel, Scatter, Table, signed
+from limpet.lab.study import Cell
+from limpet.samplers import parse
+from limpet.stats import Estimate, Floats, interpolate, lowest
+from limpet.studies.presets import Preset
+from limpet.studies.published import NAMES, Beside, Claims
+
+FILE = tomllib.loads(Path(__file__).with_name("samplers.toml").read_text("utf-8"))
+CURVES: dict[str, list[str]] = FILE["curves"]  # of top-p, one a readout
+RIVALS: dict[str, list[str]] = FILE["rivals"]
+FAMILIES = {**CURVES, **RIVALS}
+DRAWN: list[str] = FILE["drawn"]
+COPIED = [name for name in RIVALS if name.startswith("CRS, copied")]  # the curves of CRS that Mend is held against
+PROMPTED = (*CURVES, *COPIED, "CRS, argmax", "Mend")  # families that also continue prefixes
+STUDY = {"real": str(MINIS / "heldout.txt.xz"), "shown": 2, "digits": 6}
+MEASURES = ("ppl", "entropy", "rep-4", "self-bleu")
+LESS = ("NLL less best top-p", "Rep-4 less", "Self-BLEU less")  # at equal entropy
+X, Y = "unigram entropy, nats", "NLL, nats a token"
+
+
+def cells(preset: Preset) -> Iterator[Cell]:
+    """Cells ROLE/NFE/ARM, and ROLE/prefix NFE/ARM for those that continue prefixes."""
+    made = {arm: parse(arm)[1] for arms in FAMILIES.values() for arm in arms}
+    for role, nfe in product(preset.captions, preset.nfes):
+        model = preset.roles[role]
+        for family, arms in FAMILIES.items():
+            for arm in arms:
+                sampler = made[arm].but(nfe=nfe)
+                yield Cell(f"{role}/{nfe}/{arm}", model, sampler, preset.fine_n)
+                if family in PROMPTED and f"{role}/prefix {nfe}" in continued(preset):
+                    yield Cell(
+                        f"{role}/prefix {nfe}/{arm}", model, sampler, preset.prompted_n, preset.prompted_length,
+                        preset.prompts,
+                    )  # fmt: skip
+
+
+def places(preset: Preset) -> dict[str, str]:
+    """Where arms stand side by side, and what to call it."""
+    return {
+        f"{role}/{nfe}": f"{caption}, {nfe} calls" for role, caption in preset.captions.items() for nfe in preset.nfes
+    }
+
+
+def continued(preset: Preset) -> dict[str, str]:
+    """The same after prefixes, at few calls and at many."""
+    captions = list(preset.captions.items())[: None if preset.judges else 1]  # an exact source has but one length
+    return {
+        f"{role}/prefix {nfe}": f"{caption}, {nfe} calls after a prefix"
+        for role, caption in captions
+        for nfe in (preset.nfes[1], preset.nfes[-1])
+    }
+
+
+def there(at: str) -> dict[str, list[str]]:
+    """The families that stand at a place."""
+    return {family: arms for family, arms in FAMILIES.items() if "prefix" not in at or family in PROMPTED}
+
+
+def less(
+    results: Beside, at: str, arm: str, curves: Mapping[str, Sequence[str]] = CURVES, measure: str = "nll"
+) -> Estimate:
+    """An arm less the best of some curves at its own entropy, shard by shard: of all that pass there, the one with the
+    least NLL. Nothing is extrapolated, and a stretch where a curve folds is not read."""
+
+    def along(nodes: Sequence[str], what: str) -> Floats:  # (shards, nodes)
+        return np.stack([results.values(f"{at}/{node}", what) for node in nodes], 1)
+
+    curved = [(along(nodes, "entropy"), along(nodes, "nll"), along(nodes, measure)) for nodes in curves.values()]
+    entropies, own = results.values(f"{at}/{arm}", "entropy"), results.values(f"{at}/{arm}", measure)
+    values, reasons = [], []
+    for shard, entropy in enumerate(entropies):
+        best, _, reason = lowest([(xs[shard], nlls[shard]) for xs, nlls, _ in curved], entropy)
+        xs, _, ys = curved[best]
+        values.append(np.nan if reason else own[shard] - interpolate(xs[shard], ys[shard], entropy)[0])
+        reasons.append(reason)
+    return Estimate(np.array(values), tuple(reasons))
+
+
+def verdicts(results: Beside, preset: Preset) -> Table:
+    """Whether each rival's first arm lies below the best top-p curve, by number of calls."""
+    words = {"holds": "below", "fails": "above", "open": "open"}
+    rows = []
+    for family, arms in RIVALS.items():
+        found = [below(where, less(results, at, arms[0])) for at, where in places(preset).items()]
+        shown = (Entry(f"{signed(one.estimate, 3)}, {words[one.outcome]}") for one in found)
+        rows.append((Entry(family), Entry(arms[0]), *shown))
+    return results.table("verdicts", [rows], *places(preset).values())
+
+
+def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+    """Every arm at a number of calls: what was measured, and what it is less the best top-p at equal entropy."""
+    yield verdicts(results, preset)
+    for at, where in {**places(preset), **continued(preset)}.items():
+        held = all("mauve" in results.cells[f"{at}/{arm}"] for arms in there(at).values() for arm in arms)
+        measures = (*MEASURES, "mauve") if held else MEASURES
+        rows = tuple(
+            tuple(
+                (Entry(family), Entry(arm), *results.entries(f"{at}/{arm}", measures),
+                 *(Entry(signed(less(results, at, arm, measure=one), 3)) for one in ("nll", "rep-4", "self-bleu")))
+                for arm in arms
+            )
+            for family, arms in there(at).items()
+        )  # fmt: skip
+        head = ("Family", "Arm", *(NAMES[one] for one in measures), *LESS)
+        yield Table(at.replace("/", "-").replace(" ", "-"), f"{where[0].upper()}{where[1:]}.", head, rows, names=2)
+
+
+def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
+    """The families that matter most, legible on paper: one legend, and errors left to the tables."""
+    for i, (at, where) in enumerate(places(preset).items()):
+        lines = []
+        for family in DRAWN:
+            line = results.series(family, [f"{at}/{arm}" for arm in FAMILIES[family]], "entropy", "nll")
+            lines.append(replace(line, y_error=(), joined=family in CURVES))
+        yield Panel(where, X, Y, lines, legend=i == 0)
+
+
+def scatters(results: Beside, preset: Preset) -> Iterator[Scatter]:
+    """Every arm at every place, with its texts."""
+
+    def dot(at: str, family: str, arm: str) -> Dot:
+        cell = f"{at}/{arm}"
+        return Dot(
+            arm, family, results(cell, "entropy"), results(cell, "nll"), cell, tuple(results.texts.get(cell, ()))
+        )
+
+    stand = {
+        where: [dot(at, family, arm) for family, arms in there(at).items() for arm in arms]
+        for at, where in {**places(preset), **continued(preset)}.items()
+    }
+    yield Scatter("samplers", results.words["shows"], X, f"{Y} ({results.judges[0]})", stand, tuple(CURVES))
+
+
+def claims(results: Beside, preset: Preset) -> Claims:
+    """Of each family its first arm against the best top-p curve; Mend against CRS's curves too."""
+
+    def held(
+        arm: str, where: Mapping[str, str], bound: float = 0.0, curves: Mapping[str, Sequence[str]] = CURVES
+    ) -> list[Finding]:
+        return [below(what, less(results, at, arm, curves), bound) for at, what in where.items()]
+
+    here, after = places(preset), continued(preset)
+    found = {family: held(arms[0], here) for family, arms in RIVALS.items()}
+    crs = {name: RIVALS[name] for name in COPIED}
+    return {
+        **found,
+        "Mend by .15": held("mend", here, -0.15),
+        "Mend against CRS": held("mend", here, curves=crs),
+        "Mend after prefixes": held("mend", after),
+        "Mend against CRS after prefixes": held("mend", after, curves=crs),
+    }
