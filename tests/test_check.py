@@ -224,6 +224,36 @@ class Wide(Broken):
         self.tokenizer = self.Twice()
 
 
+class Mute(Broken):
+    """A tokenizer that reads nothing."""
+
+    class Blind(Deaf.Shouting):
+        def encode(self, text):
+            return []
+
+    def __init__(self):
+        super().__init__()
+        self.tokenizer = self.Blind()
+
+
+class Hearsay(Broken):
+    """A sample is told what the first of its batch is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.told_clean = "given"
+
+    def body_told(self, tokens, t, needed, clean):
+        return self.body(tokens, t) + 1e-2 * clean[:1, :, None] * torch.arange(5)
+
+
+class Suspicious(Hearsay):
+    """It hears more where it is told that nothing is clean."""
+
+    def body_told(self, tokens, t, needed, clean):
+        return self.body(tokens, t) + 1e-2 * ~clean[..., None] * torch.arange(5)
+
+
 class Raising(Broken):
     def head(self, features):
         raise RuntimeError("out of\nmemory")
@@ -246,6 +276,9 @@ MODELS = {
     Rising: ("the schedule falls", "0.7 at t = 1"),
     Deaf: ("text", "another text when encoded and decoded"),
     Wide: ("text", "outside the vocabulary"),
+    Mute: ("text", "is no text when encoded and decoded"),
+    Hearsay: ("clean positions", "largest difference 0.04"),
+    Suspicious: ("clean positions", "largest difference 0.04"),
     Raising: ("shapes of body, head and logits", "RuntimeError: out of memory"),
 }
 
@@ -501,7 +534,7 @@ def test_the_command_prints_rows_and_a_verdict(capsys):
     assert "arm native" in lines
     assert all(line.startswith(("ok ", "arm ", "the model")) for line in lines if line)
     model = source("exact:verses")
-    assert said == f"limpet {limpet.__version__}, exact:verses ({model.digest[:12]}): 23 checks, 0 failed"
+    assert said == f"limpet {limpet.__version__}, exact:verses ({model.digest[:12]}): 24 checks, 0 failed"
 
 
 def test_the_command_fails_with_code_1_and_says_where(here, capsys):

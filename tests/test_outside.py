@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import limpet
-from limpet import cli, samplers
+from limpet import check, cli, samplers
 from limpet.judges import load_judge
 from limpet.samplers import CRS, Native
 from limpet.samplers.sampler import BUILTIN
@@ -164,7 +164,7 @@ def test_a_sampler_is_served(name, playground):
 
 def test_a_sampler_is_checked_and_described(name, capsys):
     said = printed(capsys, "check", "--arm", arm(name))
-    assert said.strip().splitlines()[-1].endswith("23 checks, 0 failed")
+    assert said.strip().splitlines()[-1].endswith("24 checks, 0 failed")
     assert "restless" in said
     described = json.loads(printed(capsys, "samplers", name.sampler, "--json"))
     assert [knob["name"] for knob in described[0]["knobs"]] == ["nfe", "warm", "cool"]
@@ -244,7 +244,7 @@ def test_a_model_is_served(name, playground):
 
 def test_a_model_is_checked_and_described(name, capsys):
     said = printed(capsys, "check", name.model, "--arm", "native", "--arm", arm(name))
-    assert said.strip().splitlines()[-1].endswith("34 checks, 0 failed")
+    assert said.strip().splitlines()[-1].endswith("35 checks, 0 failed")
     about = json.loads(printed(capsys, "info", name.model, "--json"))
     assert (about["name"], about["vocab_size"], about["text"]) == ("bigram", 27, True)
 
@@ -259,7 +259,7 @@ def test_a_file_of_the_pages_is_short(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_line_of_the_pages_runs(page, here, monkeypatch, playground):
-    file, python = blocks(page, "python")
+    file, *pieces = blocks(page, "python")
     (here / PAGES[page]).write_text(file)
     (here / "study.toml").write_text(blocks(page, "toml")[0])
     monkeypatch.syspath_prepend(here)
@@ -268,7 +268,22 @@ def test_every_command_and_line_of_the_pages_runs(page, here, monkeypatch, playg
     for program, command, *arguments in commands:
         assert program == "limpet"
         playground(*arguments) if command == "serve" else run(command, *arguments)
-    exec(compile(python, page, "exec"), {})
+    for piece in pieces:
+        exec(compile(piece, page, "exec"), {})
+
+
+def test_the_model_with_a_cache_keeps_the_contract(here, monkeypatch):
+    """And knows its prompt: the first letter after it is drawn as the bigram says, at any level of noise."""
+    (here / "bigram.py").write_text(blocks("bring-a-model", "python")[0])
+    monkeypatch.syspath_prepend(here)
+    exec(compile(blocks("bring-a-model", "python")[-1], "page", "exec"), made := {})
+    model = made["Prompted"]()
+    assert all(row.ok for row in check.model_rows(model))
+    assert all(row.ok for row in check.arm_rows(model, "crs"))
+    encode = model.tokenizer.encode
+    tokens = torch.tensor([encode("th")])
+    told = model.body_told(tokens, 1.0, lambda: None, torch.tensor([[True, False]]))[0, 1]
+    torch.testing.assert_close(told / told.sum(), model.pairs[encode("t")[0]] / model.pairs[encode("t")[0]].sum())
 
 
 def test_every_command_of_the_page_of_samplers_runs(here, capsys):

@@ -133,7 +133,7 @@ def test_a_model_without_text_says_why(tmp_path):
     Duo(random_network()).save(tmp_path)
     model = load(tmp_path, device="cpu")
     assert model.tokenizer is None
-    assert f"no tokenizer.json lies beside the weights, and {TINY.vocab_size} tokens" in model.info["tokenizer"]
+    assert f"no tokenizer.json lies beside the weights, and {TINY.vocab_size} ids" in model.info["tokenizer"]
 
 
 def test_gpt2s_is_found_beside_the_weights_in_the_cache_or_not_at_all(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_gpt2s_is_found_beside_the_weights_in_the_cache_or_not_at_all(tmp_path, 
     for file in ("encoder.json", "vocab.bpe"):
         (tmp_path / "model" / file).unlink()
 
-    for name in files.GPT2_NAMES:
+    for name in files.GPT2[1]:
         cache = tmp_path / name.replace("/", "-")
         repository = cache / f"models--{name.replace('/', '--')}"
         (repository / "refs").mkdir(parents=True)

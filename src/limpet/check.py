@@ -71,22 +71,28 @@ class Alone(Wrapped):
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
-        self.known: dict[tuple[bytes, float], Tensor] = {}
+        self.known: dict[tuple[bytes, float, bytes], Tensor] = {}
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+    def body(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None = None) -> Tensor:
         times = torch.as_tensor(t, dtype=torch.float64).expand(len(tokens)).tolist()
-        return torch.cat([self._row(row[None], told) for row, told in zip(tokens, times, strict=True)])
+        told = [None if clean is None else clean[i : i + 1] for i in range(len(tokens))]
+        return torch.cat([self._row(tokens[i : i + 1], times[i], told[i]) for i in range(len(tokens))])
 
-    def _row(self, row: Tensor, t: float) -> Tensor:
-        key = row.cpu().numpy().tobytes(), t
+    def _row(self, row: Tensor, t: float, clean: Tensor | None) -> Tensor:
+        key = row.cpu().numpy().tobytes(), t, b"" if clean is None else clean.cpu().numpy().tobytes()
         if key not in self.known:
             if len(self.known) == REMEMBERED:
                 self.known.clear()
-            self.known[key] = self.inner.head(self.inner.body(row, t))
+            inner = self.inner
+            body = inner.body(row, t) if clean is None else inner.body_told(row, t, lambda: None, clean)
+            self.known[key] = inner.head(body)
         return self.known[key]
 
     def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
-        logits, index = self.body(tokens, t), needed()
+        return self.body_told(tokens, t, needed, None)
+
+    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        logits, index = self.body(tokens, t, clean), needed()
         if index is None:
             return logits
         unasked = torch.ones_like(tokens, dtype=torch.bool).flatten().index_fill(0, index.long(), False)
@@ -175,6 +181,22 @@ def _batch(model: Denoiser, tokens: Tensor) -> Claims:
     return _near(model, *pairs)
 
 
+def _clean(model: Denoiser, tokens: Tensor) -> Claims:
+    """Nothing clean is nothing told; and a sample alone hears what it hears in a batch."""
+    if model.told_clean == "nothing":
+        yield True, "nothing to do: it is told of none"
+        return
+    half = torch.arange(tokens.shape[1], device=tokens.device) < tokens.shape[1] // 2
+    clean = torch.stack([half, half & False, half | True])[: len(tokens)]
+
+    def said(which: slice, clean: Tensor | None) -> Tensor:
+        return model.head(model.body_told(tokens[which], 0.5, lambda: None, clean)).float()
+
+    every, none = slice(None), torch.zeros_like(clean)
+    alone = torch.cat([said(slice(i, i + 1), clean[i : i + 1]) for i in range(len(tokens))])
+    yield from _near(model, (said(every, none), model.logits(tokens, 0.5)), (alone, said(every, clean)))
+
+
 def _again(model: Denoiser, tokens: Tensor) -> Claims:
     given = tokens.clone()
     same = all(model.logits(tokens, t).equal(model.logits(tokens, t)) for t in TIMES)
@@ -228,15 +250,20 @@ def _text(model: Denoiser, tokens: Tensor) -> Claims:
     if tokenizer is None:
         yield True, "no tokenizer: its samples are ids"
         return
+    lossless, inside = True, range(model.vocab_size)
     for row in tokens.tolist():
         text = tokenizer.decode(row)
-        ids, inside = list(tokenizer.encode(text)), range(model.vocab_size)
+        again = tokenizer.decode(ids := list(tokenizer.encode(text)))
         yield all(token in inside for token in ids), f"{text[:40]!r} is encoded with an id outside the vocabulary"
-        yield tokenizer.decode(ids) == text, f"{text[:40]!r} is another text when encoded and decoded"
+        settled = tokenizer.decode(list(tokenizer.encode(again)))
+        yield settled == again, f"{again[:40]!r} is another text when encoded and decoded"
+        yield bool(again) or not text, f"{text[:40]!r} is no text when encoded and decoded"
+        lossless &= again == text
     silent = sum(not tokenizer.decode([token]) for token in range(model.vocab_size))
     digest = tokenizer_digest(tokenizer)
     known = f"digest {digest[:12]}" if digest else "no digest, so judges read its samples as text"
-    yield True, f"comes back from ids; {silent} of {model.vocab_size} ids leave none; {known}"
+    back = "comes back from ids" if lossless else "comes back from ids once encoded, as the tokenizer writes it"
+    yield True, f"{back}; {silent} of {model.vocab_size} ids leave none; {known}"
 
 
 MODEL_CHECKS: dict[str, Callable[[Denoiser, Tensor], Claims]] = {
@@ -246,6 +273,7 @@ MODEL_CHECKS: dict[str, Callable[[Denoiser, Tensor], Claims]] = {
     "some positions against all": _some,
     "a time for each sample against one for all": _times,
     "a sample alone against a batch": _batch,
+    "clean positions": _clean,
     "the same call twice": _again,
     "the schedule falls": _falls,
     "the reverse law": _reverse,

@@ -74,6 +74,10 @@ class Counted(Wrapped):
         self.calls += 1
         return super().body_at(tokens, t, needed)
 
+    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        self.calls += 1
+        return super().body_told(tokens, t, needed, clean)
+
     def head(self, features: Tensor) -> Tensor:
         self.rows += features.shape[:-1].numel()
         return super().head(features)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from limpet.engine.process import LOG_LINEAR, Schedule
 
+ToldClean = Literal["nothing", "given", "visible"]
 Needed = Callable[[], Tensor | None]  # flat positions (R,), ascending, whose features will be read; None for all
 
 
@@ -43,6 +44,7 @@ class Denoiser(ABC):
     predicts: Literal["leave-one-out", "posterior"] = "leave-one-out"
     schedule: Schedule = LOG_LINEAR
     tokenizer: Tokenizer | None = None
+    told_clean: ToldClean = "nothing"  # where `body_told` hears that tokens are clean: nowhere, given ones, labels too
     precision: str = "float32"  # what it computes in
     info: Mapping[str, Any] = MappingProxyType({})  # what else is worth knowing of it: where it came from, its sizes
 
@@ -59,6 +61,11 @@ class Denoiser(ABC):
 
         A model may ask for them late, when all that mixes positions has been launched."""
         return self.body(tokens, t)
+
+    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        """`body_at` of a model that is told which tokens are clean, (B, L) bool; None where nothing is known. It is
+        called only of a model that says so with `told_clean`."""
+        return self.body_at(tokens, t, needed)
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:
@@ -86,6 +93,9 @@ class Wrapped(Denoiser):
 
     def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         return self.inner.body_at(tokens, t, needed)
+
+    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        return self.inner.body_told(tokens, t, needed, clean)
 
     def head(self, features: Tensor) -> Tensor:
         return self.inner.head(features)

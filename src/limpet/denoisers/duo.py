@@ -1,4 +1,6 @@
-"""The Duo transformer in plain PyTorch: any size, body and head apart, parameter names as released."""
+"""The Duo transformer in plain PyTorch: any size, body and head apart, parameter names as released.
+
+UDLM and SDLLM-Duo are the same network over other vocabularies; config.json tells them apart."""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROTARY = "rotary_emb.inv_freq"  # kept in the files, though no parameter: it tells the heads and can be checked
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, wide loads for whoever reads the rows
 MOST_BLOCKS = 512  # far beyond any model of this kind; a file that names a million must not keep us busy
+KINDS = ("duo", "udlm", "sdllm-duo")
 TAKES: files.Takes = {
-    "model_type": ('"duo"', lambda value: isinstance(value, str) and value.lower() == "duo"),
+    "model_type": (" or ".join(KINDS), lambda value: isinstance(value, str) and value.lower() in KINDS),
     "causal": ("false", lambda value: value is False),
     "n_heads": ("a whole number from 1", lambda value: type(value) is int and value > 0),
     "model_length": ("a whole number from 1", lambda value: type(value) is int and value > 0),
     "schedule": (" or ".join(SCHEDULES), lambda value: isinstance(value, str) and value in SCHEDULES),
     "predicts": ("leave-one-out or posterior", lambda value: value in ("leave-one-out", "posterior")),
+    "mask_token_id": ("a token's id, or null", lambda value: value is None or (type(value) is int and value >= 0)),
 }
 
 
@@ -96,10 +100,10 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, head_width: int) -> None:
+    def __init__(self, head_width: int, base: float = 10000) -> None:
         super().__init__()
         half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
-        frequencies, place = 1.0 / 10000 ** (half / head_width), torch.get_default_device()  # rounded as released
+        frequencies, place = 1.0 / base ** (half / head_width), torch.get_default_device()  # rounded as released
         # They are no weights: also a network that is laid out without memory has them.
         self.register_buffer("inv_freq", frequencies if place.type == "meta" else frequencies.to(place))
 
@@ -109,7 +113,7 @@ class Rotary(nn.Module):
         return angle.cos(), angle.sin()
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -118,7 +122,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor], causal: bool = False) -> Tensor:
     """(B, L, 3 width) queries, keys and values of all heads, side by side -> (B, L, width)."""
     q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-    mixed = F.scaled_dot_product_attention(_rotate(q, *rotary), _rotate(k, *rotary), v, is_causal=causal)
+    mixed = F.scaled_dot_product_attention(rotate(q, *rotary), rotate(k, *rotary), v, is_causal=causal)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -239,13 +243,16 @@ def dtype_of(precision: str) -> torch.dtype:
 class AlignedHead:
     """A linear head over a padded vocabulary, whose result is a view of the real one.
 
-    Rows of 50258 logits start anywhere, and matrix kernels that write them are slow; rows of 50304 are aligned."""
+    Rows of 50258 logits start anywhere, and matrix kernels that write them are slow; rows of 50304 are aligned. A
+    vocabulary that is aligned already needs no copy."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.vocab_size = linear.out_features
         padding = -linear.out_features % ALIGNMENT
-        self.weight = F.pad(linear.weight.detach(), (0, 0, 0, padding))
-        self.bias = None if linear.bias is None else F.pad(linear.bias.detach(), (0, padding))
+        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        if padding:
+            self.weight = F.pad(self.weight, (0, 0, 0, padding))
+            self.bias = None if self.bias is None else F.pad(self.bias, (0, padding))
 
     def __call__(self, features: Tensor) -> Tensor:
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)[..., : self.vocab_size]
@@ -254,6 +261,7 @@ class AlignedHead:
 class Duo(Denoiser):
     """A Duo network that can be sampled: called with t, it tells the network sigma.
 
+    `mask` is a token that noise may be but no clean text has: its trainer gave it no chance, and neither does the head.
     In bfloat16 the linear maps and attention of the blocks and the output run in bfloat16, and so are the logits;
     embedding, sigma, norms and the residual stream stay float32."""
 
@@ -268,6 +276,7 @@ class Duo(Denoiser):
         schedule: Schedule = LOG_LINEAR,
         predicts: Literal["leave-one-out", "posterior"] = "leave-one-out",
         precision: str = "float32",
+        mask: int | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
         dtype = dtype_of(precision)
@@ -277,10 +286,11 @@ class Duo(Denoiser):
         self.network = network
         self.vocab_size, self.length = network.shape.vocab_size, network.shape.length
         self.name, self.tokenizer, self.schedule, self.predicts = name, tokenizer, schedule, predicts
-        self.precision = precision
+        self.precision, self.mask = precision, mask
         sizes = [parameter.numel() for parameter in network.parameters()]
         self.info = {**(info or {}), "parameters": sum(sizes), "tensors": len(sizes), "shape": asdict(network.shape)}
         facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
+        facts |= {} if mask is None else {"mask": mask}
         self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
         self._parts: dict[torch.device, Parts] = {}
 
@@ -307,7 +317,10 @@ class Duo(Denoiser):
 
     def head(self, features: Tensor) -> Tensor:
         with torch.no_grad():
-            return self._on(features.device)[1](features)
+            logits = self._on(features.device)[1](features)
+            if self.mask is not None:
+                logits[..., self.mask] = -math.inf
+            return logits
 
     def _on(self, device: torch.device) -> Parts:
         """Body and head as they run on a device, made when first needed there: on a GPU faster ones that compute the
@@ -326,6 +339,7 @@ class Duo(Denoiser):
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
         sizes = zip(RELEASED, astuple(self.network.shape), strict=True)
         about = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
+        about |= {} if self.mask is None else {"mask_token_id": self.mask}
         return {"model_type": "duo", **dict(sizes), **about}
 
     def save(self, folder: str | os.PathLike[str], storage: Literal["float32", "bfloat16", "int8"] = "float32") -> None:
@@ -356,25 +370,41 @@ def make(
         raise LimpetError("a Duo model is read from files: give its folder")
     dtype, place, path = dtype_of(precision), files.usable_device(device), files.weights_in(folder)
     config = files.read_config(path.parent, TAKES, "a Duo model")
-    state, kept = files.read_weights(
+    state, kept = files.open_weights(
         path, weights, lambda stored: [name for name, _ in empty_network(stored, config, path).named_parameters()]
     )
     network = empty_network(state, config, path)
-    fill(network, state, path, f"a Duo model of {network.shape.blocks} blocks")
     set_precision(network, dtype)
+    fill(network, state, path, f"a Duo model of {network.shape.blocks} blocks", place)
     tokenizer, reason = files.find_tokenizer(path.parent, network.shape.vocab_size)
-    info = {"file": str(path), "weights": kept, "tokenizer": reason}
+    mask = _mask(config, tokenizer, network.shape.vocab_size, path)
+    info = {"file": str(path), "weights": kept, "tokenizer": reason} | ({} if mask is None else {"mask": mask})
     if "model_length" not in config:
         info["assumed"] = f"length {network.shape.length}, the released models', as no config.json says"
     return Duo(
-        network.to(place),
+        network,
         name=str(folder),
         tokenizer=tokenizer,
         schedule=SCHEDULES[config.get("schedule", "log-linear")],
         predicts=config.get("predicts", "leave-one-out"),
         precision=precision,
+        mask=mask,
         info=info,
     )
+
+
+def _mask(config: Mapping[str, Any], tokenizer: Tokenizer | None, vocab_size: int, path: Path) -> int | None:
+    """The token that the trainer gave no chance: as config.json says, and of SDLLM-Duo else as the tokenizer does."""
+    mask: int | None = config.get("mask_token_id")
+    if mask is None and str(config.get("model_type")).lower() == "sdllm-duo":
+        mask = None if tokenizer is None else tokenizer.special.get("mask")
+        if mask is None:
+            raise LimpetError(
+                f'{path} does not tell which token is the mask: put {{"mask_token_id": ...}} in config.json'
+            )
+    if mask is not None and mask >= vocab_size:
+        raise LimpetError(f"{path.parent / 'config.json'} has mask_token_id {mask}, and its model {vocab_size} tokens")
+    return mask
 
 
 def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Network:

@@ -19,8 +19,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from limpet.denoisers.tensors import read_tensors, refuse_nonfinite, some, unpack_rows, write_tensors
-from limpet.denoisers.text import GPT2_SIZE, Tokenizer, read_tokenizer
+from limpet.denoisers.tensors import (
+    Unread,
+    held,
+    open_tensors,
+    refuse_nonfinite,
+    some,
+    unpacked,
+    unrepeated,
+    write_tensors,
+)
+from limpet.denoisers.text import BERT_SIZE, GPT2_SIZE, Tokenizer, read_tokenizer
 from limpet.denoisers.torchfile import Stored, TorchFile
 from limpet.errors import LimpetError
 from limpet.files import write_whole
@@ -29,11 +38,21 @@ T = TypeVar("T")
 Takes = Mapping[str, tuple[str, Callable[[Any], bool]]]  # of config.json: what each field takes, in words and as a test
 Parameters = Callable[[Mapping[str, Stored]], list[str]]  # names of a network that has these tensors, as it was trained
 
-FAMILIES = {"duo": "limpet.denoisers.duo:make"}  # what makes a model of a folder, by the model_type of its config.json
+FAMILIES = {  # what makes a model of a folder, by the model_type of its config.json
+    "duo": "limpet.denoisers.duo:make",
+    "udlm": "limpet.denoisers.duo:make",
+    "sdllm-duo": "limpet.denoisers.duo:make",
+    "gidd": "limpet.denoisers.gidd:make",
+    "sumi": "limpet.denoisers.sumi:make",
+}
 MINIS = Path(__file__).parents[1] / "minis"
 PREFIX = re.compile(r"^(?:module\.|model\.|_orig_mod\.|backbone\.)+")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-GPT2_NAMES = ("openai-community/gpt2", "gpt2")
+GPT2 = "GPT-2's", ("openai-community/gpt2", "gpt2")
+BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
+PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # whose tokenizer a model of so many ids has
+INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor lies in which
+INDEX_LIMIT = 64 << 20  # bytes of it: names alone, the largest released models' take a few megabytes
 PATIENCE = 8.0  # seconds for the hub to answer before the cache is asked instead
 
 
@@ -99,10 +118,10 @@ def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | N
 
 
 def weights_in(path: Path) -> Path:
-    """The one file of weights in a folder; a file is its own."""
+    """The one file of weights in a folder, or the index of its parts; a file is its own."""
     if not path.is_dir():
         return path
-    for pattern in ("model.safetensors", "*.safetensors", "*.ckpt"):
+    for pattern in ("model.safetensors", INDEX, "*.safetensors", "*.ckpt"):
         found = sorted(path.glob(pattern))
         if len(found) == 1:
             return found[0]
@@ -165,18 +184,20 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def find_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer | None, str]:
-    """The folder's tokenizer, else GPT-2's for a model with its ids; and where it is from, or why there is none."""
+    """The folder's tokenizer, else the public one of a model with its ids; and where it is from, or why there is
+    none."""
     own = read_tokenizer(folder, vocab_size)
     if own is not None:
         return own, "beside the weights"
-    if vocab_size not in (GPT2_SIZE, GPT2_SIZE + 1):
-        return None, f"none: no tokenizer.json lies beside the weights, and {vocab_size} tokens are not GPT-2's"
+    if vocab_size not in PUBLIC:
+        return None, f"none: no tokenizer.json lies beside the weights, and {vocab_size} ids are not GPT-2's or BERT's"
+    whose, names = PUBLIC[vocab_size]
     try:
-        cached = [cached_folder(name, None, "tokenizer.json") for name in GPT2_NAMES]
-        gpt2 = next(filter(None, cached), None) or hub_folder(GPT2_NAMES[0], None, ("tokenizer.json",))
-        return read_tokenizer(gpt2, vocab_size), "GPT-2's"
+        cached = [cached_folder(name, None, "tokenizer.json") for name in names]
+        public = next(filter(None, cached), None) or hub_folder(names[0], None, ("tokenizer.json",))
+        return read_tokenizer(public, vocab_size), whose
     except LimpetError:
-        return None, "none: GPT-2's is neither beside the weights nor in the cache, and the hub did not give it"
+        return None, f"none: {whose} is neither beside the weights nor in the cache, and the hub did not give it"
 
 
 # Weights and config
@@ -210,9 +231,9 @@ def read_config(folder: Path, takes: Takes | None = None, what: str = "a model")
     return config
 
 
-def read_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a file as float32 under their released names, and which ones they are: of a training checkpoint
-    its running average ("ema"), or its own ("raw")."""
+def open_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict[str, Unread], str]:
+    """The tensors of a file, or of the parts that an index lists, under their released names, and which ones they
+    are: of a training checkpoint its running average ("ema"), or its own ("raw")."""
     if weights not in ("ema", "raw"):
         raise LimpetError(f'weights is "ema" or "raw", not {weights!r}')
     try:
@@ -221,13 +242,42 @@ def read_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict
     except OSError as error:
         raise LimpetError(f"{path} cannot be read ({error.strerror}): check the path") from error
     if magic == b"PK\x03\x04":
-        return _read_lightning(path, weights, parameters)
+        return _open_lightning(path, weights, parameters)
     if path.suffix == ".ckpt":
         raise LimpetError(f"{path} is not a checkpoint in torch's zip format: save it again with torch 1.6 or later")
-    return unpack_rows(_bare(read_tensors(path), path)), "as stored"
+    stored = _open_parts(path) if path.suffix == ".json" else open_tensors(path)
+    return unpacked(_bare(stored, path)), "as stored"
 
 
-def _read_lightning(path: Path, weights: str, parameters: Parameters) -> tuple[dict[str, Tensor], str]:
+def _open_parts(path: Path) -> dict[str, Unread]:
+    """The tensors of all the files that an index names, which are those that it says, each in the file that it says."""
+    try:
+        if path.stat().st_size > INDEX_LIMIT:
+            raise ValueError(f"it has more than {INDEX_LIMIT} bytes")
+        index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unrepeated)
+        listed = index["weight_map"]
+        if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
+            raise ValueError("its weight_map names no files")
+    except (ValueError, OSError, RecursionError, LookupError, TypeError) as error:
+        raise LimpetError(f"{path} is not an index of parts ({error}): fetch or copy it again") from error
+    files = sorted(set(listed.values()))
+    strange = [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]
+    if strange:
+        raise LimpetError(f"{path} lists {some(strange)}, and a part is a .safetensors file beside the index")
+    missing = [file for file in files if not (path.parent / file).is_file()]
+    if missing:
+        raise LimpetError(f"{path} lists parts that are not there ({some(missing)}): fetch or copy them too")
+    found: dict[str, Unread] = {}
+    for file in files:
+        part = open_tensors(path.parent / file)
+        astray = sorted(part.keys() ^ {name for name, where in listed.items() if where == file})
+        if astray:
+            raise LimpetError(f"{path} and its part {file} do not agree on {some(astray)}: fetch or copy both again")
+        found |= part
+    return found
+
+
+def _open_lightning(path: Path, weights: str, parameters: Parameters) -> tuple[dict[str, Unread], str]:
     """A training checkpoint: its running average where it has one, which is a list in the order of the parameters."""
     with TorchFile(path) as file:
         tree = _items(file.tree)
@@ -244,9 +294,9 @@ def _read_lightning(path: Path, weights: str, parameters: Parameters) -> tuple[d
                 )
             wanted |= zip(order, shadow, strict=True)
             kept = "ema"
-        state = unpack_rows(file.read(wanted))
+        state = file.read(wanted)
     refuse_nonfinite(state, path)
-    return state, kept
+    return unpacked({name: held(tensor) for name, tensor in state.items()}), kept
 
 
 def _items(value: Any) -> dict[str, Any]:

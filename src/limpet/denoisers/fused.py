@@ -120,7 +120,7 @@ class FusedBody:
 
     def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
         """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
-        if length not in self.tables:  # rounded as `duo._rotate` rounds them
+        if length not in self.tables:  # rounded as `duo.rotate` rounds them
             cos, sin = self.network.rotary_emb(length)
             self.tables[length] = cos.to(self.weight.dtype), sin.to(self.weight.dtype)
         cos, sin = self.tables[length]

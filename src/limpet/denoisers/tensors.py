@@ -1,4 +1,7 @@
-"""Tensors on disk: safetensors read with suspicion, matrices stored small, and a digest of what was read."""
+"""Tensors on disk: safetensors read with suspicion, matrices stored small, and a digest of what was read.
+
+What a file holds is known before any of it is read (`Unread`); a network then takes its tensors one by one, each in
+its own precision and where it will run. So nothing is ever held twice, however large the model."""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limpet.errors import LimpetError
@@ -19,24 +25,93 @@ from limpet.files import whole
 SCALE = ".scale"  # an int8 matrix X has its rows' scales beside it, as X.scale
 
 
-def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, as stored; a file that is broken, or holds NaN or infinity, is refused.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 
-    The library holds each offset in the header against its shape and the file's size before it allocates anything."""
+
+class Unread(NamedTuple):
+    """A tensor that need not have been read yet: what is known of it, and how to get it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+
+def held(tensor: Tensor) -> Unread:
+    """A tensor that is there already."""
+    return Unread(tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+
+def open_tensors(path: str | os.PathLike[str]) -> dict[str, Unread]:
+    """Every tensor of a safetensors file; a file that is broken is refused now, NaN and infinity when they are read.
+
+    Bytes are copied out of the file and never mapped: a mapped file counts as memory beside its copy, and one that
+    someone rewrites in place would change the model under its digest."""
     try:
-        mapped = load_file(path)
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="pt"):  # the library holds every offset against its shape and the file's size
+            pass
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size), object_pairs_hook=unrepeated)
+        header.pop("__metadata__", None)
+        return {name: _unread(path, name, 8 + size, **about) for name, about in header.items()}
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise LimpetError(f"{path} is not a whole safetensors file ({error}): fetch or copy it again") from error
-    # A copy, because a mapped file that someone rewrites in place would change the model under its digest.
-    state = {name: tensor.clone() for name, tensor in mapped.items()}
-    refuse_nonfinite(state, path)
-    return state
+
+
+def _unread(
+    path: str | os.PathLike[str], name: str, begin: int, dtype: str, shape: list[int], data_offsets: list[int]
+) -> Unread:
+    if dtype not in DTYPES:
+        raise LimpetError(f"{path} holds {name} in {dtype}, which is not read here: convert it to float32 or bfloat16")
+    kind, (first, last) = DTYPES[dtype], data_offsets
+    if last - first != prod(shape) * kind.itemsize:
+        raise ValueError(f"{name} has {last - first} bytes for its shape {shape}")
+    return Unread(tuple(shape), kind, partial(_read, path, name, begin + first, tuple(shape), kind))
+
+
+def _read(path: str | os.PathLike[str], name: str, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The tensor whose bytes begin there, if they are all there and numbers."""
+    tensor = torch.empty(shape, dtype=dtype)
+    rest = tensor.reshape(-1).view(torch.uint8).numpy().data
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            while rest and (count := file.readinto(rest)):
+                rest = rest[count:]
+    except OSError as error:
+        raise LimpetError(f"{path} cannot be read ({error.strerror}): check the disk") from error
+    if rest:
+        raise LimpetError(f"{path} has lost the bytes of {name} since it was opened: fetch or copy it again")
+    refuse_nonfinite({name: tensor}, path)
+    return tensor
+
+
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless it says anything twice."""
+    said = dict(pairs)
+    if len(said) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)} twice")
+    return said
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, as stored; a file that is broken, or holds NaN or infinity, is refused."""
+    return {name: unread.read() for name, unread in open_tensors(path).items()}
 
 
 def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not _finite(tensor)]
     if bad:
         raise LimpetError(f"{path} holds NaN or infinity in {some(bad)}: use a checkpoint from before training broke")
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all are numbers; without a tensor of answers, as the extremes tell: both are NaN where one is."""
+    return not tensor.numel() or all(extreme.isfinite() for extreme in tensor.aminmax())
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, str] = {"format": "pt"}) -> None:
@@ -66,17 +141,26 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of every storage: int8 rows times their scales, and any other float, as float32."""
-    packed = [name for name, tensor in state.items() if tensor.dtype == torch.int8 and name + SCALE in state]
-    plain = {name: tensor for name, tensor in state.items() if name.removesuffix(SCALE) not in packed}
-    unpacked = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in plain.items()}
+def unpacked(state: Mapping[str, Unread]) -> dict[str, Unread]:
+    """The inverse of every storage: int8 rows times their scales, and any other float, as they are read."""
+    packed = [name for name, one in state.items() if one.dtype == torch.int8 and name + SCALE in state]
+    plain = {name: one for name, one in state.items() if name.removesuffix(SCALE) not in packed}
     for name in packed:
         matrix, scale = state[name], state[name + SCALE]
-        if matrix.dim() != 2 or scale.shape != matrix.shape[:1]:
-            raise LimpetError(f"{name} {tuple(matrix.shape)} has row scales {tuple(scale.shape)}: save it again")
-        unpacked[name] = matrix.float() * scale.float()[:, None]
-    return unpacked
+        if len(matrix.shape) != 2 or scale.shape != matrix.shape[:1]:
+            raise LimpetError(f"{name} {matrix.shape} has row scales {scale.shape}: save it again")
+        plain[name] = Unread(matrix.shape, torch.float32, partial(_scaled, matrix, scale))
+    return plain
+
+
+def _scaled(matrix: Unread, scale: Unread) -> Tensor:
+    return matrix.read().float().mul_(scale.read().float()[:, None])
+
+
+def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same for tensors that are there, floats as float32."""
+    read = {name: one.read() for name, one in unpacked({name: held(one) for name, one in state.items()}).items()}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in read.items()}
 
 
 STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
@@ -86,26 +170,29 @@ STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
 }
 
 
-def fill(network: nn.Module, state: Mapping[str, Tensor], path: Path, what: str) -> None:
+def fill(
+    network: nn.Module, state: Mapping[str, Unread], path: Path, what: str, device: torch.device | None = None
+) -> None:
     """Give a network, laid out without memory, every one of its tensors and none else, or say what does not fit.
 
-    What it computes itself, the frequencies of its rotation, a file need not hold; but if it does, they are those."""
-    own = dict(network.named_buffers())
-    state = {**own, **state}
-    expected = network.state_dict()
-    misfits = {"missing": sorted(expected.keys() - state), "unexpected": sorted(state.keys() - expected)}
+    Each is read when its turn comes, in the network's precision and onto the device. What the network computes itself,
+    the frequencies of its rotation, a file need not hold; but if it does, they are those."""
+    own, expected = dict(network.named_buffers()), network.state_dict()
+    misfits = {"missing": sorted(expected.keys() - state - own.keys()), "unexpected": sorted(state.keys() - expected)}
     misfits["misshapen"] = [
-        f"{name} {tuple(given.shape)}{'' if given.is_floating_point() else f' of {given.dtype}'} for {tuple(size)}"
+        f"{name} {given.shape}{'' if given.dtype.is_floating_point else f' of {given.dtype}'} for {tuple(size)}"
         for name, given, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
-        if given.shape != size or not given.is_floating_point()
+        if given.shape != tuple(size) or not given.dtype.is_floating_point
     ]
     if any(misfits.values()):
         listed = "; ".join(f"{kind}: {some(names)}" for kind, names in misfits.items() if names)
         raise LimpetError(f"{path} does not fit {what} ({listed})")
-    if not all(torch.allclose(state[name], buffer, rtol=1e-2) for name, buffer in own.items()):
+    told = [name for name in own if name in state]
+    if not all(torch.allclose(state[name].read().to(own[name]), own[name], rtol=1e-2) for name in told):
         raise LimpetError(f"{path} turns its queries and keys by other frequencies than {what}: it is another model")
-    network.load_state_dict({**state, **own}, assign=True)
-    network.eval().requires_grad_(False)
+    taken = {name: state[name].read().to(device, tensor.dtype) for name, tensor in expected.items() if name not in own}
+    network.load_state_dict({**taken, **own}, assign=True)
+    network.to(device).eval().requires_grad_(False)
 
 
 def digest_of(state: Mapping[str, Tensor], facts: Mapping[str, object] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Text to ids and back: a folder's own tokenizer, or GPT-2's for the released checkpoints."""
+"""Text to ids and back: a folder's own tokenizer, or the public one that a released checkpoint was trained with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from tokenizers import decoders, models, pre_tokenizers
 from limpet.errors import LimpetError
 from limpet.files import write_whole
 
-ENDS = ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-PADS = ("[PAD]", "<pad>", "<|pad|>")
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
 GPT2_SIZE = 50257  # its own ids; the released Duo has one more, [PAD]
+BERT_SIZE = 30522  # ids of bert-base-uncased, which UDLM was trained with
 GPT2_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # one pair of files, under its two names
 
 
 class Tokenizer:
-    """Ids below `vocab_size`; `special` has the ids of "eos" and "pad" where there are such.
+    """Ids below `vocab_size`; `special` has the ids of "eos", "pad" and "mask" where there are such.
 
     The pad, and any id that the model has and the text does not, decodes to nothing; `silent` counts them."""
 
@@ -39,9 +41,10 @@ class Tokenizer:
             )
         ends = [known[token] for token in ENDS if token in known]
         pads = [known[token] for token in PADS if token in known]
+        masks = [known[token] for token in MASKS if token in known]
         if not pads and self.vocab_size == self._known + 1:
             pads = [self._known]  # the released models' [PAD]: one id after the tokenizer's own
-        self.special = {name: ids[0] for name, ids in {"eos": ends, "pad": pads}.items() if ids}
+        self.special = {name: ids[0] for name, ids in {"eos": ends, "pad": pads, "mask": masks}.items() if ids}
 
     @cached_property
     def digest(self) -> str:

@@ -18,7 +18,7 @@ from limpet.engine.streams import Purpose, Stream, uniform_token
 from limpet.errors import LimpetError
 
 if TYPE_CHECKING:
-    from limpet.denoisers import Denoiser
+    from limpet.denoisers import Denoiser, Needed
     from limpet.samplers import Sampler
 
 HALVINGS = 52  # of an interval of times: as many as a float64 has digits
@@ -109,12 +109,18 @@ class Path:
         return torch.where(self.free, uniform_token(u, self.denoiser.vocab_size), self.fixed)
 
     def call(
-        self, seen: Tensor, t: float | Tensor, *transitions: Transition, blend: Blend | None = None
+        self,
+        seen: Tensor,
+        t: float | Tensor,
+        *transitions: Transition,
+        blend: Blend | None = None,
+        clean: Tensor | None = None,
     ) -> tuple[Any, ...]:
         """One call of the denoiser on `seen` (B, L) -> its `Features`, and an `Outcome` for each transition.
 
         Transitions are planned before the body runs, so that it runs only where one of them needs it; without any it
-        runs everywhere, for a sampler that reads the laws itself. Such a one may tell each sample its own time (B,)."""
+        runs everywhere, for a sampler that reads the laws itself. Such a one may tell each sample its own time (B,).
+        `clean` (B, L) bool is where `seen` holds no noise, for models that are told: unless said, the given tokens."""
         each = self.denoiser.schedule.signal(t) if isinstance(t, Tensor) else None
         if each is not None and transitions:
             raise LimpetError("a transition has the coins of one time: tell all samples the same, or read the laws")
@@ -125,7 +131,7 @@ class Path:
             transitions = transitions or (self._look(input),)  # whoever watches is told of this call too
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
         plans = [self.backend.plan(transition, input) for transition in transitions]
-        values = model.body_at(seen, t, lambda: _union([plan.needed() for plan in plans]))
+        values = self._body(seen, t, lambda: _union([plan.needed() for plan in plans]), clean)
         if values.shape[:2] != seen.shape or values.dim() != 3:
             raise LimpetError(
                 f"{model.name} made features of shape {tuple(values.shape)} at t = {told:g} from tokens "
@@ -156,6 +162,15 @@ class Path:
         call, place = self.alarm.tolist()
         if call >= 0:
             raise steps.no_law(self._input(self.fixed, 1.0), call, place)
+
+    def _body(self, seen: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        """The body, told which tokens are clean if it is a model that hears that, and of labels only if it wants to."""
+        model = self.denoiser
+        if model.told_clean == "nothing":
+            return model.body_at(seen, t, needed)
+        given = ~self.free
+        clean = given if clean is None else clean & given if model.told_clean == "given" else clean
+        return model.body_told(seen, t, needed, clean)
 
     def _input(self, seen: Tensor, t: float) -> Input:
         model = self.denoiser
@@ -221,6 +236,7 @@ def check(denoiser: Denoiser) -> None:
         "length": ("a whole number from 1", lambda value: type(value) is int and value >= 1),
         "predicts": ('"leave-one-out" or "posterior"', lambda value: value in ("leave-one-out", "posterior")),
         "schedule": ("a limpet.process.Schedule", lambda value: isinstance(value, Schedule)),
+        "told_clean": ('"nothing", "given" or "visible"', lambda value: value in ("nothing", "given", "visible")),
         "precision": ("a text, such as float32", lambda value: isinstance(value, str) and value),
     }
     for field, (words, good) in takes.items():

@@ -62,6 +62,17 @@ SCHEDULES = {
 LOG_LINEAR = SCHEDULES["log-linear"]
 
 
+@cache
+def clipped_snr(low: float = -9.0, high: float = 9.0) -> Schedule:
+    """A signal that falls evenly between the two whose log-odds (log-SNR) are `high`, at t = 0, and `low`, at t = 1."""
+    last, first = (1 / (1 + math.exp(-odds)) for odds in (low, high))
+    return Schedule(
+        f"clipped-snr {low:g} to {high:g}",
+        lambda t: first - (first - last) * t,
+        lambda t: torch.full_like(t, last - first),
+    )
+
+
 def _column(signal: float | Tensor, like: Tensor) -> Tensor:
     """A signal level, one for all or one per leading axis, as a float64 that broadcasts against a law."""
     signal = torch.as_tensor(signal, dtype=torch.float64, device=like.device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from limpet.denoisers.duo import Layers, Linear, Norm, Rotary, attend, set_precision
 from limpet.denoisers.files import read_config
-from limpet.denoisers.tensors import digest_of, fill, read_tensors, unpack_rows
+from limpet.denoisers.tensors import digest_of, fill, open_tensors, unpacked
 from limpet.denoisers.text import Tokenizer, read_tokenizer
 from limpet.errors import LimpetError
 from limpet.judges.judge import Judge
@@ -107,6 +107,6 @@ def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> C
     except (TypeError, RuntimeError, ZeroDivisionError) as error:
         raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
     path = folder / "model.safetensors"
-    fill(network, unpack_rows(read_tensors(path)), path, "the sizes in its config.json")
+    fill(network, unpacked(open_tensors(path)), path, "the sizes in its config.json")
     set_precision(network, dtype)
     return CausalJudge(name, network.to(device), read_tokenizer(folder, network.shape.vocab_size))

@@ -58,7 +58,7 @@ class Guided(Native):
         t, alone = self.times[state.call], self.nfe % 2 == 1 and state.call == self.nfe - 1
         if not state.memory and not alone:
             seen = self.unguided(path, state)
-            (features,) = path.call(seen, t)
+            (features,) = path.call(seen, t, clean=path.nowhere)  # the given tokens too are noise
             unread = torch.full_like(seen, torch.inf, dtype=torch.double)
             info = Info(state.call, t, seen, Outcome(state.tokens, torch.zeros_like(seen), unread, None),
                         {"noised": ~path.free})  # fmt: skip

@@ -229,19 +229,28 @@ class Shared(Wrapped):
     """A denoiser that does not compute the same call twice running: arms in step share every call in which they
     still agree, which is the whole warmup of a native and a CRS arm. Its features are the logits."""
 
-    _call: tuple[Tensor, float | Tensor] | None = None
+    _call: tuple[Tensor, float | Tensor, Tensor | None] | None = None
     _logits: Tensor
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        if self._call is None or t != self._call[1] or not tokens.equal(self._call[0]):
-            self._call, self._logits = (tokens, t), self.inner.head(self.inner.body(tokens, t))
-        return self._logits
+        return self.body_told(tokens, t, lambda: None, None)
 
     def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
         return self.body(tokens, t)
 
+    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
+        if self._call is None or t != self._call[1] or not tokens.equal(self._call[0]) or _other(clean, self._call[2]):
+            body = self.inner.body(tokens, t) if clean is None else self.inner.body_told(tokens, t, lambda: None, clean)
+            self._call, self._logits = (tokens, t, clean), self.inner.head(body)
+        return self._logits
+
     def head(self, features: Tensor) -> Tensor:
         return features
+
+
+def _other(one: Tensor | None, two: Tensor | None) -> bool:
+    """Whether two masks, or none, differ."""
+    return one is not two and (one is None or two is None or not one.equal(two))
 
 
 def _noting(candidates: int, noted: list[tuple[Tensor, Tensor]]) -> Backend:
