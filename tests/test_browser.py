@@ -18,6 +18,8 @@ from limpet.commands import arms as parse_arms
 from limpet.denoisers import files
 from limpet.judges import has_builtin
 from limpet.view import page
+from limpet.view.answers import Stock
+from limpet.view.hands import here
 from limpet.view.queue import Limits
 from limpet.view.server import application
 from limpet.view.trajectory import Frame, Header, Trajectory, record
@@ -73,8 +75,20 @@ def models():
 @pytest.fixture(scope="module")
 def address(models):
     judge = limpet.load_judge(device="cpu") if has_builtin() else None
-    with serving(application(models, judge, Limits(calls=64))) as found:
+    with serving(application(here(Stock(models, judge)), Limits(calls=64))) as found:
         yield found
+
+
+def follow(tab, link):
+    """A link fills the form in and asks for nothing until Run is pressed."""
+    asked = []
+    tab.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    tab.goto(link)
+    tab.locator("#status", has_text="press Run").wait_for()
+    tab.wait_for_timeout(200)
+    assert not asked
+    tab.click("#run")
+    wait_done(tab)
 
 
 def text_of(tab, arm):
@@ -141,8 +155,7 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     arms = {"native": {"nfe": 8, "sampler": "native"}, "CRS": {"nfe": 8, "sampler": "crs"}}
     assert json.loads(query["arms"][0]) == arms
     tab.goto("about:blank")
-    tab.goto(link)
-    wait_done(tab)
+    follow(tab, link)
     assert (text_of(tab, 0), text_of(tab, 1)) == (native, crs)
 
 
@@ -168,8 +181,7 @@ def test_a_link_restores_every_choice(tab, address):
     assert tab.locator("#arms h2").all_text_contents() == ["horizon 8", "careful & <b>slow</b>", "top-p .9"]
     link = tab.url
     tab.goto("about:blank")
-    tab.goto(link)
-    wait_done(tab)
+    follow(tab, link)
     assert [text_of(tab, arm) for arm in range(3)] == texts
     assert tab.input_value(".samplers fieldset:nth-child(2) label:has-text('Budget') input") == "0.125"
     assert tab.input_value("#fixed input[type=text]") == "tide "
@@ -220,7 +232,7 @@ def test_stop_keeps_what_came(tab, models):
 
     slow = object.__new__(Slow)
     slow.__dict__.update(inner.__dict__)
-    app = application({"slow": slow}, None, Limits(queue=0))
+    app = application(here(Stock({"slow": slow})), Limits(queue=0))
     with serving(app) as address:
         tab.goto(address)
         tab.click("#run")
@@ -262,7 +274,7 @@ def test_a_sampler_of_somebody_elses_has_its_knobs_and_marks_on_the_page(tab, mo
     arms = parse_arms([f"mine: {tmp_path}/mine.py:Mine nth=3", "native nfe=5"], 4)
     kind = type(arms["mine"])
     model, offered = models["exact:words"], {"native": samplers.find("native"), "Mine": kind}
-    with serving(application({"exact:words": model}, arms=arms, offered=offered)) as address:
+    with serving(application(here(Stock({"exact:words": model})), arms=arms, offered=offered)) as address:
         tab.goto(address)
         first = tab.locator(".samplers fieldset:nth-child(1)")
         first.locator("summary").click()
@@ -291,8 +303,7 @@ def test_a_sampler_of_somebody_elses_has_its_knobs_and_marks_on_the_page(tab, mo
         assert f"{marked.sum()} nth <i>" in tab.locator(".arm0 .facts").text_content()
         link = tab.url
         tab.goto("about:blank")
-        tab.goto(link)
-        wait_done(tab)
+        follow(tab, link)
         assert tab.url == link
         assert first.locator("label", has_text="Tone").locator("select").input_value() == ""
         tab.locator(".samplers fieldset:nth-child(2) label:has-text('Sampler') select").select_option("Mine")

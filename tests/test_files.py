@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from limpet.commands import Where
 from limpet.commands import info as info_command
-from limpet.denoisers import files, torchfile
+from limpet.denoisers import files, tensors, torchfile
 from limpet.denoisers.catalog import load
 from limpet.denoisers.duo import Duo, Network, Shape
 from limpet.denoisers.tensors import digest_of, pack_rows, read_tensors, unpack_rows
@@ -604,6 +604,26 @@ def test_hostile_checkpoints_are_refused(tmp_path, kind):
         read_everything(path)
     assert "\n" not in str(caught.value)
     refused(path, "can be read|does not hold a Duo model")
+
+
+def test_a_storage_is_read_once_however_many_tensors_are_parts_of_it(tmp_path, monkeypatch):
+    views = torch.arange(400.0)
+    torch.save({"whole": views, **{str(i): views[i : i + 2] for i in range(50)}}, tmp_path / "x.pt")
+    read, original = [], torchfile.TorchFile._bytes
+    monkeypatch.setattr(torchfile.TorchFile, "_bytes", lambda *given: read.append(given[1]) or original(*given))
+    with torchfile.TorchFile(tmp_path / "x.pt") as file:
+        made = file.read(file.tree)
+    assert [name for name in read if name.startswith("data/")] == ["data/0"]
+    assert torch.equal(made["7"], views[7:9])
+    made["7"].zero_()
+    assert torch.equal(made["whole"], views)  # each has memory of its own
+
+
+def test_a_header_larger_than_any_is_refused_before_it_is_read(tmp_path):
+    text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    for size, match in ((tensors.HEADER, "does not hold a Duo model"), (tensors.HEADER + 8, "header claims")):
+        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", size) + text.ljust(size))
+        refused(tmp_path, match)
 
 
 def test_the_hostile_pickles_differ_from_an_honest_one_in_what_they_claim(tmp_path):

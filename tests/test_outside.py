@@ -86,7 +86,7 @@ def playground(monkeypatch):
         run("serve", *arguments)
         app, (socket,) = apps[-1]
         socket.close()
-        return TestClient(app)
+        return TestClient(app, base_url="http://localhost")
 
     return serve
 

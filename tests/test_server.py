@@ -6,11 +6,11 @@ import base64
 import gc
 import json
 import math
-import os
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,12 +22,14 @@ import limpet
 from limpet import CRS, Native, samplers
 from limpet.commands import Where
 from limpet.commands import arms as serve_arms
-from limpet.commands.serve import on_offer
+from limpet.commands.serve import on_offer, stock
 from limpet.denoisers import Denoiser, files
 from limpet.denoisers.exact import Mixture, Source
 from limpet.denoisers.sources import Letters, source
 from limpet.errors import LimpetError
 from limpet.judges import has_builtin
+from limpet.view.answers import Stock
+from limpet.view.hands import here, process
 from limpet.view.queue import Limits
 from limpet.view.server import application, listen
 from limpet.view.trajectory import VERSION, Header, Trajectory, record
@@ -70,7 +72,7 @@ class Slow(Source):
 @contextmanager
 def server(models=None, judge=None, offered=None, arms=None, **limits):
     models = models or {"exact:words": limpet.load("exact:words")}
-    app = application(models, judge, Limits(**limits), arms=arms, offered=offered)
+    app = application(here(Stock(models, judge)), Limits(**limits), arms=arms, offered=offered)
     with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
         client.queue = app.state.queue
         yield client
@@ -390,7 +392,8 @@ def test_the_description_holds_under_fuzzing(words, mine, mode):
 
     models = {"exact:words": words, "exact:verses": limpet.load("exact:verses")}
     arms = serve_arms(["native", mine], 4)
-    app = application(models, None, Limits(calls=4, samples=2), arms=arms, offered=on_offer(arms))
+    limits = Limits(calls=4, samples=2)
+    app = application(here(Stock(models)), limits, names=("testserver",), arms=arms, offered=on_offer(arms))
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
     held = [
         checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
@@ -626,7 +629,7 @@ def test_fifty_clients_at_once_all_get_an_answer(words):
             ]
             return await asyncio.gather(*asks)
 
-    with server({"exact:words": words}, queue=8) as client:
+    with server({"exact:words": words}, queue=8, client=9) as client:
         answers = asyncio.run(crowd(client.base_url))
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) <= {200, 429}
@@ -642,8 +645,8 @@ def test_fifty_clients_at_once_all_get_an_answer(words):
         assert client.post("/api/sample", json={"arm": {"sampler": "crs", "nfe": 2}}).status_code == 200
 
 
-def resident():
-    return int(STATM.read_text().split()[1]) * 4096
+def resident(pid="self"):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def grown(client, ask, warm, requests):
@@ -671,16 +674,17 @@ def test_memory_stays_flat_over_200_requests(client):
 def test_memory_stays_flat_over_200_requests_to_mini():
     if "mini" not in files.builtin_names():
         pytest.skip("mini is not built in here")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)  # alone on the machine, and in the precision that limpet serve takes
-    model = limpet.load("mini", device="cpu", precision=Where("cpu").resolved)
-    app = application({"mini": model}, limpet.load_judge("mini-judge"), Limits())
+    hire = process(partial(stock, ("mini",), "mini-judge", Where("cpu")))  # as limpet serve does
+    app = application(hire)
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         ask = {"arms": {"native": {"sampler": "native", "nfe": 16}, "CRS": {"sampler": "crs", "nfe": 16}}}
+        (worker,) = app.state.queue.hands
+        before = resident(worker.pid)
         more = grown(client, ask, 10, 200)
-    torch.set_num_threads(threads)
-    print(f"{more / 2**20:+.1f} MiB")
+        workers = resident(worker.pid) - before
+    print(f"{more / 2**20:+.1f} MiB here, {workers / 2**20:+.1f} MiB in the worker")
     assert more < 48 * 2**20
+    assert workers < 256 * 2**20  # it is replaced before
 
 
 def test_limits_are_checked():

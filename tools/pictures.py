@@ -16,15 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError, extra
 from limpet.judges import load_judge
 from limpet.samplers import CRS, Native, Sampler
 from limpet.view import page
-from limpet.view.server import LOOPBACK, SETTINGS, application, listen
+from limpet.view.answers import Stock
+from limpet.view.hands import here
+from limpet.view.server import application, listen
 from limpet.view.trajectory import record
+from limpet.view.wire import LOOPBACK, Server
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -64,7 +65,7 @@ def browser() -> Iterator[Any]:
 def serving(app: Starlette) -> Iterator[str]:
     """The application on a thread of its own, at a free port; gives its address."""
     listener = listen(LOOPBACK[0], 0)
-    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
+    server = Server(app)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
@@ -125,7 +126,7 @@ def take(folder: Path, opened: Any, calls: int = CALLS) -> list[Path]:
     if not folder.is_dir():
         raise LimpetError(f"{folder} is no folder: make it, or name another")
     files = [folder / "playground.png", folder / "native-vs-crs.gif"]
-    app = application({"mini": load("mini", device="cpu")}, load_judge(device="cpu"))
+    app = application(here(Stock({"mini": load("mini", device="cpu")}, load_judge(device="cpu"))))
     with serving(app) as address:
         screenshot(opened.new_page(viewport={"width": 1180, "height": 900}), address, files[0], calls)
         animation(opened.new_page(viewport={"width": 940, "height": 700}), files[1], calls)

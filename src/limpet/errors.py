@@ -7,9 +7,31 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+MOST = 380  # characters of a sentence
+
 
 class LimpetError(ValueError):
-    """Raised for anything a user can mend; the command line prints it without a traceback and exits with 2."""
+    """Raised for anything a user can mend; the command line prints it without a traceback and exits with 2.
+
+    What it quotes may be a stranger's: it is one line, of characters that can be seen, and not long."""
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(plain(str(sentence)))
+
+
+def plain(text: str, most: int = MOST) -> str:
+    """A text on one line, what cannot be seen escaped; of one that is too long, the beginning and the end."""
+    for _ in range(2):  # escapes may make it too long again
+        if len(text) > most:
+            text = f"{text[: most * 2 // 3]} ... {text[5 - most // 3 :]}"
+        text = "".join(map(_shown, text))
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _shown(letter: str) -> str:
+    if letter in "\n\r\t":
+        return " "
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
 def extra(module: str, name: str) -> ModuleType:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
+from io import BufferedReader
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -17,6 +20,41 @@ from limpet.errors import LimpetError, unknown
 
 Name = str | os.PathLike[str]
 T = TypeVar("T")
+
+
+KINDS = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
+         stat.S_ISBLK: "a device"}  # fmt: skip
+OPEN = (
+    "/dev/fd/",
+    "/dev/stdin",
+    "/proc/self/fd/",
+)  # pipes that somebody writes to already, as in `limpet score <(...)`
+
+
+class NoFile(OSError):
+    """Something that has a path, and is no file."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+@contextmanager
+def opened(path: Name, most: int | None = None) -> Iterator[BufferedReader]:
+    """A file to read, of at most so many bytes; anything else that has a name may never end, and is refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(_regular(name), flags | os.O_NONBLOCK)) as file:
+        _regular(path, os.fstat(file.fileno()))
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise LimpetError(f"{path} has {size} bytes, and more than {most} is no such file: check the path")
+        yield file
+
+
+def _regular(path: Name, found: os.stat_result | None = None) -> Name:
+    mode = (os.stat(path) if found is None else found).st_mode
+    kind = next((words for test, words in KINDS.items() if test(mode)), None)
+    if kind is not None:
+        raise NoFile(errno.EINVAL, f"it is {kind}, and a file is needed")
+    return path
 
 
 @contextmanager
@@ -47,13 +85,21 @@ def write_whole(path: Name, data: bytes | str) -> None:
 def read_text(path: Name, what: str) -> str:
     """A file's text, or what stands on standard input where that is called -; `what` says what to do without one."""
     try:
-        return (sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        if os.fspath(path).startswith(OPEN):
+            return Path(path).read_bytes().decode("utf-8")
+        with opened(path) as file:
+            return file.read().decode("utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, LimpetError):
+            raise
         raise LimpetError(f"{path} cannot be read ({error}): {what}") from error
 
 
 # TOML as dataclasses
 
+LONG = 10_000_000  # lines times characters: of a longer file it is not told in which line a mistake stands
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
 
 
@@ -67,7 +113,7 @@ class Toml:
         self.path, self.text = Path(path), read_text(path, what)
         try:
             self.content = tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # numbers too long to read, and depth, are its own kinds
             raise LimpetError(f"{path} is not TOML: {error}") from error
 
     @contextmanager
@@ -138,10 +184,12 @@ def _lines(text: str) -> dict[tuple[Any, ...], int]:
     make a whole began after those that made one before."""
     found: dict[tuple[Any, ...], int] = {(): 1}
     lines, start = text.split("\n"), 1
+    if len(lines) * len(text) > LONG:
+        return found
     for end in range(1, len(lines) + 1):
         try:
             document = tomllib.loads("\n".join([*lines[:end], ""]))
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             continue
         for path in _paths(document):
             found.setdefault(path, start)

@@ -47,7 +47,11 @@ def from_file(name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     try:
         file = Path(path).expanduser().resolve()
+        if file.exists() and not file.is_file():
+            raise LimpetError(f"{path} cannot be read (it is no file): check the path before the colon")
         content = file.read_bytes()
+    except LimpetError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise LimpetError(f"{path} cannot be read ({said(error)}): check the path before the colon") from error
     module_name = f"limpet_file_{hashlib.sha256(str(file).encode() + content).hexdigest()[:16]}"

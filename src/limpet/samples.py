@@ -13,12 +13,11 @@ from torch import Tensor
 from limpet.denoisers import Denoiser, Needed, Wrapped, tokenizer_digest
 from limpet.engine.path import Info, Path, State, check, generate, open_path
 from limpet.engine.steps import Backend
-from limpet.engine.streams import Stream
+from limpet.engine.streams import SAMPLES, SEEDS, Stream
 from limpet.errors import LimpetError, extra
 from limpet.samplers import CRS, Sampler
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
-SEEDS = 2**64  # how many there are
 Watcher = Callable[
     [State, Info, int, int], None
 ]  # told after every call of every batch, with how many are done, of all
@@ -110,7 +109,7 @@ def sample(
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    if not 0 <= seed < SEEDS or first < 0:
+    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
         raise LimpetError(
             f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
         )

@@ -67,7 +67,11 @@ def run(
         samples = sample(denoiser, sampler, n, seed, length, prompt, batch_size=batch_size, progress=watch)
     lines = [jsonlib.dumps(row, ensure_ascii=False) for row in samples.rows()]
     if out_file is not None:
-        write_whole(out_file, "\n".join(lines) + "\n")
+        try:
+            write_whole(out_file, "\n".join(lines) + "\n")
+        except LimpetError:
+            print("\n".join(lines))  # they took time: they are not lost with the disk
+            raise
         err.print(f"wrote {n} samples to {out_file}", markup=False)
     if record is not None:
         path = trajectory.record(denoiser, sampler, seed, 0, length, prompt)

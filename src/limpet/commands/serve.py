@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from functools import partial
 from typing import Annotated
 
 import tyro
@@ -14,6 +16,7 @@ from limpet.denoisers.sources import SOURCES
 from limpet.errors import LimpetError, extra
 from limpet.samplers import Sampler
 from limpet.samples import sample
+from limpet.view.answers import Stock
 from limpet.view.queue import Limits
 
 LIMITS = Limits()
@@ -24,6 +27,7 @@ def run(
     arm: Arms = (),
     host: str = "127.0.0.1",
     port: int = 8787,
+    names: tuple[str, ...] = (),
     judge: str = "auto",
     where: Somewhere = HERE,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
@@ -40,28 +44,38 @@ def run(
         models: what can be chosen, the first by default; all that is built in unless told
         host: who can reach it; 127.0.0.1 is this machine alone
         port: where it listens; 0 takes any that is free
+        names: other names that it is asked for by, such as a proxy's; all else but the host's own is refused
         judge: what scores the texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
             mini-judge where it is
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
         extra(module, "serve")
-    import uvicorn
-
-    from limpet.view.server import CALLS, SETTINGS, application, listen
+    from limpet.view import hands
+    from limpet.view.server import CALLS, application, listen
+    from limpet.view.wire import Server
 
     first = arms(arm, min(CALLS, limits.calls))
     offered = on_offer(first)
-    names = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
-    loaded = {name: where.load(name) for name in names}
+    listener = listen(host, port)
+    known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
+    app = application(hands.process(partial(stock, known, judge, where)), limits, host, names, first, offered)
+    shown = f"[{host}]" if ":" in host else host
+    err.print(f"limpet serves {', '.join(known)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
+    # uvicorn stops at either, and then raises it again, for whoever handled it before.
+    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
+    Server(app).run([listener])
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+def stock(models: tuple[str, ...], judge: str, where: Where) -> Stock:
+    """What a worker holds, ready to work: the first call of a network is its slowest."""
+    loaded = {name: where.load(name) for name in models}
     judged = any(not isinstance(model, Source) for model in loaded.values())
     scorer = Where(where.device, "float32").judge(judge) if judged else None
-    sample(loaded[names[0]], samplers.parse("native nfe=2")[1], n=1)  # the first call of a network is its slowest
-    app = application(loaded, scorer, limits, host, first, offered)
-    listener = listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    err.print(f"limpet serves {', '.join(names)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
-    uvicorn.Server(uvicorn.Config(app, **SETTINGS)).run([listener])
+    sample(loaded[models[0]], samplers.parse("native nfe=2")[1], n=1)
+    return Stock(loaded, scorer)
 
 
 def on_offer(first: dict[str, Sampler]) -> dict[str, type[Sampler]]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from limpet.commands import Json, err, progress, show
 from limpet.errors import unknown
+from limpet.files import write_whole
 from limpet.lab.figures import draw
 from limpet.lab.page import Figure
 from limpet.theory import STATEMENTS, Sides
@@ -51,7 +52,7 @@ def run(
                 figures.mkdir(parents=True, exist_ok=True)
                 drawn[key] = str(figures / f"{key}.png")
                 figure = Figure(key, "", tuple(statement.panels()), statement.shows)
-                Path(drawn[key]).write_bytes(draw(figure)["png"])
+                write_whole(drawn[key], draw(figure)["png"])
             tell(advance=1)
     document = {"statements": [_document(key, found[key], drawn.get(key)) for key in chosen]}
     show(json, document, (part for key in chosen for part in (table(key, found[key]), "")))

@@ -29,13 +29,18 @@ Parts = tuple[Callable[[Tensor, Tensor, Needed], Tensor], Callable[[Tensor], Ten
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROTARY = "rotary_emb.inv_freq"  # kept in the files, though no parameter: it tells the heads and can be checked
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, wide loads for whoever reads the rows
+MOST_WIDTH = 1 << 20  # of features; as far beyond
+MOST_LENGTH = 1 << 24  # of a sample
 MOST_BLOCKS = 512  # far beyond any model of this kind; a file that names a million must not keep us busy
 KINDS = ("duo", "udlm", "sdllm-duo")
 TAKES: files.Takes = {
     "model_type": (" or ".join(KINDS), lambda value: isinstance(value, str) and value.lower() in KINDS),
     "causal": ("false", lambda value: value is False),
     "n_heads": ("a whole number from 1", lambda value: type(value) is int and value > 0),
-    "model_length": ("a whole number from 1", lambda value: type(value) is int and value > 0),
+    "model_length": (
+        f"a whole number from 1 to {MOST_LENGTH}",
+        lambda value: type(value) is int and 0 < value <= MOST_LENGTH,
+    ),
     "schedule": (" or ".join(SCHEDULES), lambda value: isinstance(value, str) and value in SCHEDULES),
     "predicts": ("leave-one-out or posterior", lambda value: value in ("leave-one-out", "posterior")),
     "mask_token_id": ("a token's id, or null", lambda value: value is None or (type(value) is int and value >= 0)),
@@ -417,6 +422,8 @@ def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Pat
     blocks = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     if blocks > MOST_BLOCKS:
         raise LimpetError(f"{path} does not hold a Duo model: it names {blocks} blocks, and {MOST_BLOCKS} is the most")
+    if max(width, cond, hidden) > MOST_WIDTH:
+        raise LimpetError(f"{path} does not hold a Duo model: it is {max(width, cond, hidden)} wide")
     rotary = tuple(state[ROTARY].shape) if ROTARY in state else ()
     heads = config.get("n_heads") or (width // (2 * rotary[0]) if len(rotary) == 1 and rotary[0] else None)
     if not heads:

@@ -32,7 +32,7 @@ from limpet.denoisers.tensors import (
 from limpet.denoisers.text import BERT_SIZE, GPT2_SIZE, Tokenizer, read_tokenizer
 from limpet.denoisers.torchfile import Stored, TorchFile
 from limpet.errors import LimpetError
-from limpet.files import write_whole
+from limpet.files import opened, write_whole
 
 T = TypeVar("T")
 Takes = Mapping[str, tuple[str, Callable[[Any], bool]]]  # of config.json: what each field takes, in words and as a test
@@ -53,6 +53,7 @@ BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
 PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # whose tokenizer a model of so many ids has
 INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor lies in which
 INDEX_LIMIT = 64 << 20  # bytes of it: names alone, the largest released models' take a few megabytes
+CONFIG = 1 << 20  # bytes of a config.json
 PATIENCE = 8.0  # seconds for the hub to answer before the cache is asked instead
 
 
@@ -219,7 +220,12 @@ def read_config(folder: Path, takes: Takes | None = None, what: str = "a model")
     """config.json, for what the tensors cannot tell; {} where there is none. A family says what its fields take."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        config = {}
+        if path.exists():
+            with opened(path, CONFIG) as file:
+                config = json.loads(file.read().decode("utf-8"))
+    except LimpetError:
+        raise
     except (ValueError, OSError, RecursionError) as error:
         raise LimpetError(f"{path} is not JSON ({error}): fetch or copy it again") from error
     if not isinstance(config, dict):
@@ -237,7 +243,7 @@ def open_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict
     if weights not in ("ema", "raw"):
         raise LimpetError(f'weights is "ema" or "raw", not {weights!r}')
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             magic = file.read(4)
     except OSError as error:
         raise LimpetError(f"{path} cannot be read ({error.strerror}): check the path") from error
@@ -252,15 +258,19 @@ def open_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict
 def _open_parts(path: Path) -> dict[str, Unread]:
     """The tensors of all the files that an index names, which are those that it says, each in the file that it says."""
     try:
-        if path.stat().st_size > INDEX_LIMIT:
-            raise ValueError(f"it has more than {INDEX_LIMIT} bytes")
-        index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unrepeated)
+        with opened(path, INDEX_LIMIT) as stream:
+            index = json.loads(stream.read().decode("utf-8"), object_pairs_hook=unrepeated)
         listed = index["weight_map"]
         if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError("its weight_map names no files")
+    except LimpetError:
+        raise
     except (ValueError, OSError, RecursionError, LookupError, TypeError) as error:
         raise LimpetError(f"{path} is not an index of parts ({error}): fetch or copy it again") from error
-    files = sorted(set(listed.values()))
+    homes: dict[str, set[str]] = {}
+    for name, where in listed.items():
+        homes.setdefault(where, set()).add(name)
+    files = sorted(homes)
     strange = [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]
     if strange:
         raise LimpetError(f"{path} lists {some(strange)}, and a part is a .safetensors file beside the index")
@@ -270,7 +280,7 @@ def _open_parts(path: Path) -> dict[str, Unread]:
     found: dict[str, Unread] = {}
     for file in files:
         part = open_tensors(path.parent / file)
-        astray = sorted(part.keys() ^ {name for name, where in listed.items() if where == file})
+        astray = sorted(part.keys() ^ homes[file])
         if astray:
             raise LimpetError(f"{path} and its part {file} do not agree on {some(astray)}: fetch or copy both again")
         found |= part

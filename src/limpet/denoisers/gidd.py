@@ -24,6 +24,11 @@ from limpet.errors import LimpetError
 WHAT = "a gidd-unif model"
 MASK = 3  # the released tokenizer's <|mask|>, which its trainer gives no chance
 UNIFORM = 20.0  # nats of log-odds: with more, less than one noise token in 10^8 is the mask
+MOST_ODDS = 500.0  # nats, of which exp is still a number
+ODDS: timeless.Taken = (
+    f"a number from {-MOST_ODDS:g} to {MOST_ODDS:g}",
+    lambda value: type(value) in (int, float) and abs(value) <= MOST_ODDS,
+)
 TAKES: files.Takes = {
     "num_attention_heads": COUNT,
     "max_position_embeddings": COUNT,
@@ -38,8 +43,8 @@ TAKES: files.Takes = {
     "head_scaling": NUMBER,
     "weight_scaling": ("a number, fan_in or fan_out", lambda value: value in ("fan_in", "fan_out") or NUMBER[1](value)),
     "noise_type": ("a number", lambda value: type(value) in (int, float)),
-    "min_log_snr": ("a number", lambda value: type(value) in (int, float)),
-    "max_log_snr": ("a number", lambda value: type(value) in (int, float)),
+    "min_log_snr": ODDS,
+    "max_log_snr": ODDS,
     "mask_token_id": ("a token's id", lambda value: type(value) is int and value >= 0),
 }  # fmt: skip
 
@@ -153,11 +158,11 @@ def make(
     place = files.usable_device(device)
     path, config, state = timeless.open_folder(folder, TAKES, WHAT, ("num_attention_heads", "noise_type"))
     low, high = config.get("min_log_snr", -9.0), config.get("max_log_snr", 9.0)
-    if not -math.inf < low < high < math.inf:
+    if not low < high:
         raise LimpetError(
             f"{path.parent / 'config.json'} has log-SNRs from {low} to {high}, and they rise: copy it again"
         )
-    if not low + config["noise_type"] >= UNIFORM:
+    if not config["noise_type"] >= UNIFORM - low:
         raise LimpetError(
             f"{path.parent / 'config.json'} has noise_type {config['noise_type']}, so its noise is in part the mask "
             "token: limpet samples uniform noise alone, as gidd-unif's"

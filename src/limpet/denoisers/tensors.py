@@ -8,20 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from limpet.errors import LimpetError
-from limpet.files import whole
+from limpet.files import opened, whole
 
+HEADER = 4 << 20  # bytes of a safetensors header: room for some ten thousand tensors
+RANK = 8  # dimensions of a tensor
 SCALE = ".scale"  # an int8 matrix X has its rows' scales beside it, as X.scale
 
 
@@ -44,20 +47,41 @@ def held(tensor: Tensor) -> Unread:
     return Unread(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
 
+class Unheaded(Exception):
+    """A safetensors file whose header is none, or absurd."""
+
+
+def read_header(file: IO[bytes]) -> tuple[int, dict[str, Any]]:
+    """Where the tensors' bytes begin, and what is said of each; raises unless that is little, and of few dimensions.
+    All else the library holds against the file's size before it allocates anything: each offset, and each shape."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > HEADER:
+        raise Unheaded(f"its header claims {size} bytes")
+    try:
+        tensors = json.loads(file.read(size), object_pairs_hook=unrepeated)
+        tensors.pop("__metadata__", None)
+        ranks = [len(about["shape"]) for about in tensors.values()]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise Unheaded(f"its header is no list of tensors: {error}") from error
+    if max(ranks, default=0) > RANK:
+        raise Unheaded(f"it has a tensor of {max(ranks)} dimensions")
+    return 8 + size, tensors
+
+
 def open_tensors(path: str | os.PathLike[str]) -> dict[str, Unread]:
     """Every tensor of a safetensors file; a file that is broken is refused now, NaN and infinity when they are read.
 
     Bytes are copied out of the file and never mapped: a mapped file counts as memory beside its copy, and one that
     someone rewrites in place would change the model under its digest."""
     try:
+        with opened(path) as file:
+            begin, header = read_header(file)
         with safe_open(path, framework="pt"):  # the library holds every offset against its shape and the file's size
             pass
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size), object_pairs_hook=unrepeated)
-        header.pop("__metadata__", None)
-        return {name: _unread(path, name, 8 + size, **about) for name, about in header.items()}
-    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
+        return {name: _unread(path, name, begin, **about) for name, about in header.items()}
+    except LimpetError:
+        raise
+    except (SafetensorError, OSError, Unheaded, ValueError, TypeError) as error:
         raise LimpetError(f"{path} is not a whole safetensors file ({error}): fetch or copy it again") from error
 
 
@@ -77,7 +101,7 @@ def _read(path: str | os.PathLike[str], name: str, begin: int, shape: tuple[int,
     tensor = torch.empty(shape, dtype=dtype)
     rest = tensor.reshape(-1).view(torch.uint8).numpy().data
     try:
-        with open(path, "rb", buffering=0) as file:
+        with opened(path) as file:
             file.seek(begin)
             while rest and (count := file.readinto(rest)):
                 rest = rest[count:]
@@ -93,8 +117,8 @@ def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, unless it says anything twice."""
     said = dict(pairs)
     if len(said) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)} twice")
+        often = Counter(name for name, _ in pairs)
+        raise ValueError(f"it says {often.most_common(1)[0][0]} twice")
     return said
 
 
@@ -103,8 +127,11 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return {name: unread.read() for name, unread in open_tensors(path).items()}
 
 
-def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str], stored: str = "") -> None:
+    """Raise for what is no number; `stored` names the type that a file's finite numbers were brought to."""
     bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not _finite(tensor)]
+    if bad and stored:
+        raise LimpetError(f"{path} holds numbers too large for {stored} in {some(bad)}: use another precision or model")
     if bad:
         raise LimpetError(f"{path} holds NaN or infinity in {some(bad)}: use a checkpoint from before training broke")
 
@@ -118,8 +145,12 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, s
     """A safetensors file that appears whole or not at all; what it is about stands in its metadata."""
     try:
         with whole(path) as partial:
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=dict(about))
-            partial.chmod(0o644)  # safetensors makes it the owner's alone
+            tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+            if partial == path:  # a pipe or a device, whose place the library would take
+                partial.write_bytes(save(tensors, dict(about)))
+            else:
+                save_file(tensors, partial, dict(about))
+                partial.chmod(0o644)  # safetensors makes it the owner's alone
     except (SafetensorError, OSError) as error:
         raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error
 
@@ -190,7 +221,11 @@ def fill(
     told = [name for name in own if name in state]
     if not all(torch.allclose(state[name].read().to(own[name]), own[name], rtol=1e-2) for name in told):
         raise LimpetError(f"{path} turns its queries and keys by other frequencies than {what}: it is another model")
-    taken = {name: state[name].read().to(device, tensor.dtype) for name, tensor in expected.items() if name not in own}
+    taken = {}
+    for name, tensor in expected.items():
+        if name not in own:
+            taken[name] = state[name].read().to(device, tensor.dtype)
+            refuse_nonfinite({name: taken[name]}, path, str(tensor.dtype).removeprefix("torch."))
     network.load_state_dict({**taken, **own}, assign=True)
     network.to(device).eval().requires_grad_(False)
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from limpet.errors import LimpetError
-from limpet.files import write_whole
+from limpet.files import opened, write_whole
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
+LARGEST = 64 << 20  # bytes of a tokenizer's file
+GROWTH = 4096  # letters that may come of one
 GPT2_SIZE = 50257  # its own ids; the released Duo has one more, [PAD]
 BERT_SIZE = 30522  # ids of bert-base-uncased, which UDLM was trained with
 GPT2_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # one pair of files, under its two names
@@ -56,10 +60,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise LimpetError("the text holds bytes that are not UTF-8: save or type it as UTF-8")
-        return list(self._tokens.encode(text, add_special_tokens=False).ids)
+        with _answerable("the tokenizer cannot read a text", "put another beside the model"):
+            return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._tokens.decode([i for i in map(int, ids) if not self._is_silent(i)], skip_special_tokens=False)
+        heard = [i for i in map(int, ids) if not self._is_silent(i)]
+        with _answerable("the tokenizer cannot write a text", "put another beside the model"):
+            return self._tokens.decode(heard, skip_special_tokens=False)
 
     def silent(self, ids: Iterable[int]) -> int:
         """How many of these ids leave no trace in the text."""
@@ -74,17 +81,50 @@ class Tokenizer:
 
 def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer | None:
     """The tokenizer that lies in a folder, as tokenizer.json or as GPT-2's pair of files; None where there is none."""
-    pair = next((pair for pair in GPT2_PAIRS if all((folder / name).is_file() for name in pair)), None)
-    try:
-        if (folder / "tokenizer.json").is_file():
-            tokens = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pair = next((pair for pair in GPT2_PAIRS if all((folder / name).exists() for name in pair)), None)
+    with _answerable(f"the tokenizer in {folder} cannot be read", "fetch or copy it again"):
+        if (folder / "tokenizer.json").exists():
+            with opened(folder / "tokenizer.json", LARGEST) as file:
+                text = file.read().decode("utf-8")
+            _check_growth(json.loads(text))
+            tokens = tokenizers.Tokenizer.from_str(text)
         elif pair is not None:
+            for name in pair:
+                with opened(folder / name, LARGEST):
+                    pass
             tokens = tokenizers.Tokenizer(models.BPE.from_file(*(str(folder / name) for name in pair)))
             tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             tokens.decoder = decoders.ByteLevel()
             tokens.add_special_tokens([ENDS[0]])
         else:
             return None
-    except Exception as error:  # the library raises bare Exception for a file that it cannot read
-        raise LimpetError(f"the tokenizer in {folder} cannot be read ({error}): fetch or copy it again") from error
-    return Tokenizer(tokens, vocab_size)
+        return Tokenizer(tokens, vocab_size)
+
+
+@contextmanager
+def _answerable(what: str, mend: str) -> Iterator[None]:
+    """What the library raises, as a sentence: it has no exception of its own, and where it panics it raises one that is
+    no Exception."""
+    try:
+        yield
+    except (LimpetError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise LimpetError(f"{what} ({error}): {mend}") from error
+
+
+def _check_growth(about: Any) -> None:
+    """Raise where rules that put long texts in the place of short ones, one after the other, could make a letter
+    into megabytes: the library would do so."""
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        grown, waiting = 1, [about.get(part)]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, list):
+                waiting += node
+            elif isinstance(node, dict):
+                waiting += [value for value in node.values() if isinstance(value, (dict, list))]
+                added = [node[key] for key in ("content", "prepend", "replacement") if isinstance(node.get(key), str)]
+                grown *= max([1, *map(len, added)])
+                if grown > GROWTH:
+                    raise LimpetError(f"a tokenizer whose {part} makes more than {GROWTH} letters of one is refused")

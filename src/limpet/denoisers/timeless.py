@@ -6,6 +6,7 @@ for; norms and the residual stream stay float32."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limpet.denoisers import Denoiser, Needed, ToldClean, files
-from limpet.denoisers.duo import MOST_BLOCKS, AlignedHead, Linear, Rotary, Rows, dtype_of
+from limpet.denoisers.duo import MOST_BLOCKS, MOST_LENGTH, MOST_WIDTH, AlignedHead, Linear, Rotary, Rows, dtype_of
 from limpet.denoisers.tensors import Unread, digest_of, fill
 from limpet.denoisers.text import Tokenizer
 from limpet.engine.process import Schedule
@@ -152,8 +153,14 @@ class Timeless(Denoiser):
 # From a folder to a network
 
 Taken = tuple[str, Callable[[Any], bool]]
-NUMBER: Taken = ("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
-COUNT: Taken = ("a whole number from 1", lambda value: type(value) is int and value > 0)
+NUMBER: Taken = (
+    "a number above 0",
+    lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max,
+)
+COUNT: Taken = (
+    f"a whole number from 1 to {MOST_LENGTH}",
+    lambda value: type(value) is int and 0 < value <= MOST_LENGTH,
+)
 FALSE: Taken = ("false", lambda value: value is False)
 
 
@@ -182,6 +189,8 @@ def sizes_of(state: Mapping[str, Unread], up: str, heads: int, path: Path, what:
     blocks = len({name.split(".")[1] for name in state if name.startswith("layers.")})
     if blocks > MOST_BLOCKS:
         raise LimpetError(f"{path} does not hold {what}: it names {blocks} blocks, and {MOST_BLOCKS} is the most")
+    if max(width, hidden) > MOST_WIDTH:
+        raise LimpetError(f"{path} does not hold {what}: it is {max(width, hidden)} wide")
     if width % heads or width // heads % 2:
         raise LimpetError(f"{path} has width {width}, which {heads} heads do not share evenly: check its config.json")
     return vocab_size, width, hidden, blocks

@@ -22,6 +22,8 @@ from torch import Tensor
 from limpet.errors import LimpetError
 
 PICKLE_LIMIT = 64 << 20  # bytes of pickle: names and settings alone, a Lightning file's takes a few megabytes
+RANK, SIDE = 8, 1 << 48  # more dimensions, or elements along one or between two, than any tensor has
+NAME = 200  # characters of a class or function, or of a storage's key: a longer one is none that is sought here
 
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Bool")
 DTYPES: dict[str, torch.dtype] = {f"torch.{kind}Storage": getattr(torch, kind.lower()) for kind in KINDS}
@@ -63,9 +65,10 @@ class Stored:
 
 def _storage(identity: Any) -> Storage | Inert:
     """A pickle's word for bytes kept elsewhere in the zip: ("storage", type, key, device, elements)."""
-    _, kind, key, *_ = identity
-    dtype = DTYPES.get(kind.name)
-    return Inert() if dtype is None else Storage(str(key), dtype)
+    match identity:
+        case (_, Inert(kind), str(key), *_) if kind in DTYPES and len(key) <= NAME:
+            return Storage(key, DTYPES[kind])
+    return Inert()
 
 
 def _call(function: Any, arguments: Any) -> Any:
@@ -73,11 +76,14 @@ def _call(function: Any, arguments: Any) -> Any:
     match function, arguments:
         case Inert("collections.OrderedDict"), ():
             return {}
-        case Inert("torch._utils._rebuild_tensor_v2"), (Storage() as storage, int(offset), shape, stride, *_):
-            stored = Stored(storage, offset, tuple(map(int, shape)), tuple(map(int, stride)))
-            if min((*stored.shape, *stored.stride, offset)) < 0 or len(stored.shape) != len(stored.stride):
-                raise ValueError("a tensor has a negative or missing size")
-            return stored
+        case Inert("torch._utils._rebuild_tensor_v2"), (
+            Storage() as storage, int(offset), tuple(shape), tuple(stride), *_
+        ):  # fmt: skip
+            if len(shape) > RANK or len(shape) != len(stride):
+                raise ValueError(f"a tensor has {len(shape)} sizes and {len(stride)} strides")
+            if not all(type(size) is int and 0 <= size < SIDE for size in (*shape, *stride, offset)):
+                raise ValueError("a tensor has a size that is negative or absurd")
+            return Stored(storage, offset, shape, stride)
         case Inert("torch._utils._rebuild_parameter"), (Stored() as stored, *_):
             return stored
     return Inert()
@@ -138,7 +144,8 @@ def walk_pickle(data: bytes | bytearray) -> Any:
             case "GLOBAL":
                 made = Inert(argument.replace(" ", "."))
             case "STACK_GLOBAL":
-                made = Inert(".".join(taken) if all(type(part) is str for part in taken) else "")
+                short = all(type(part) is str and len(part) <= NAME for part in taken)
+                made = Inert(".".join(taken) if short else "")
             case "REDUCE":
                 made = _call(*taken)
             case "BINPERSID":
@@ -185,22 +192,29 @@ class TorchFile:
         """The wanted tensors, each in memory of its own, and together no larger than the file."""
         if sum(stored.bytes for stored in wanted.values()) > self._size:
             raise self._broken("its tensors claim more bytes than it has")
+        by_storage: dict[str, dict[str, Stored]] = {}
+        for name, stored in wanted.items():
+            by_storage.setdefault(stored.storage.key if stored.elements else "", {})[name] = stored
+        read: dict[str, Tensor] = {}
         try:
-            return {name: self._tensor(stored) for name, stored in wanted.items()}
+            for key, views in by_storage.items():  # each storage once, however many tensors are parts of it
+                data = self._bytes(f"data/{key}", self._size) if key else bytearray()
+                read |= {name: self._tensor(stored, data, len(views) == 1) for name, stored in views.items()}
         except Exception as error:
             raise self._broken(error) from error
+        return {name: read[name] for name in wanted}
 
-    def _tensor(self, stored: Stored) -> Tensor:
+    def _tensor(self, stored: Stored, data: bytearray, alone: bool) -> Tensor:
+        """A tensor in memory of its own: that of its storage, if it is all of it and no other's."""
         if stored.elements == 0:
             return torch.empty(stored.shape, dtype=stored.storage.dtype)
-        data = self._bytes(f"data/{stored.storage.key}", self._size)
         held = len(data) // stored.storage.dtype.itemsize
         last = stored.offset + sum((n - 1) * step for n, step in zip(stored.shape, stored.stride, strict=True))
         if last >= held or stored.elements > held:
             raise ValueError("a tensor reaches beyond its bytes")
         flat = torch.frombuffer(data, dtype=stored.storage.dtype, count=held)
         view = flat.as_strided(stored.shape, stored.stride, stored.offset)
-        return view if view.is_contiguous() and stored.elements == held else view.contiguous().clone()
+        return view if alone and view.is_contiguous() and stored.elements == held else view.contiguous().clone()
 
     def _bytes(self, name: str, limit: int) -> bytearray:
         entry = self._entries.get(self._root + name)

@@ -20,6 +20,7 @@ def spaced(deficit: Tensor, eligible: Tensor, spacing: int) -> Tensor:
     if spacing == 0:
         return eligible.clone()
     length = deficit.shape[-1]
+    spacing = min(spacing, length)  # nothing is further apart, and the margins below are as wide
     accepted = torch.zeros_like(eligible)
     # Scores rank as deficits do, the best the largest; -inf is out. The margins spare every round its edges.
     score = F.pad(torch.where(eligible, -deficit, -math.inf), (spacing, spacing), value=-math.inf)

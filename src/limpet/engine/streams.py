@@ -12,10 +12,14 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from limpet.errors import LimpetError
+
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
+SEEDS = 2**64  # how many there are
+SAMPLES = 2**32  # under each of them
 
 
 class Purpose(IntEnum):
@@ -53,6 +57,10 @@ class Stream:
 
     seed: int
     samples: Tensor  # (B,) the index of each sample under this seed
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise LimpetError(f"seed is {self.seed}; it takes a whole number from 0, of at most 64 bits")
 
     def uniforms(
         self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers.duo import Layers, Linear, Norm, Rotary, attend, set_precision
-from limpet.denoisers.files import read_config
+from limpet.denoisers.duo import (
+    MOST_BLOCKS,
+    MOST_LENGTH,
+    MOST_WIDTH,
+    Layers,
+    Linear,
+    Norm,
+    Rotary,
+    attend,
+    set_precision,
+)
+from limpet.denoisers.files import Takes, read_config
 from limpet.denoisers.tensors import digest_of, fill, open_tensors, unpacked
 from limpet.denoisers.text import Tokenizer, read_tokenizer
 from limpet.errors import LimpetError
@@ -28,6 +39,16 @@ class Shape:
     blocks: int
     heads: int
     hidden: int
+
+
+MOST = {"blocks": MOST_BLOCKS, "vocab_size": MOST_LENGTH, "length": MOST_LENGTH}
+
+
+def _takes(most: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
+
+
+TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(Shape)}
 
 
 class Block(Layers):
@@ -100,13 +121,13 @@ class CausalJudge(Judge):
 
 def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
     """Read a judge's folder; in bfloat16 the linear maps of the blocks are rounded, embedding and head are not."""
-    sizes = {key: value for key, value in read_config(folder).items() if key != "model_type"}
+    sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
     try:
         with torch.device("meta"):
             network = Network(Shape(**sizes))
     except (TypeError, RuntimeError, ZeroDivisionError) as error:
         raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
     path = folder / "model.safetensors"
-    fill(network, unpacked(open_tensors(path)), path, "the sizes in its config.json")
     set_precision(network, dtype)
-    return CausalJudge(name, network.to(device), read_tokenizer(folder, network.shape.vocab_size))
+    fill(network, unpacked(open_tensors(path)), path, "the sizes in its config.json", device)
+    return CausalJudge(name, network, read_tokenizer(folder, network.shape.vocab_size))

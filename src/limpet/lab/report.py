@@ -18,6 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from limpet.errors import LimpetError
+from limpet.files import write_whole
 from limpet.inline import for_script, hashed
 from limpet.lab import figures, render, units
 from limpet.lab.claims import FEW, LEVEL, Claim
@@ -119,7 +120,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+            write_whole(folder / path, data)
     except OSError as error:
         raise LimpetError(
             f"the report cannot be written to {folder} ({error.strerror}): name another folder"

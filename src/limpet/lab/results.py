@@ -131,10 +131,15 @@ def collect(study: Study, store: Store) -> Results:
     rows = {cell: [unit.rows for unit, _ in map(store.look, own) if unit] for cell, own in keys.items()}
     if missing := sum(map(len, keys.values())) - sum(map(len, rows.values())):
         raise LimpetError(f"{missing} units of {name} are missing or damaged: run the study again, it makes only those")
-    cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.samples}
-    probes = {cell.name: _rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
-    texts = {cell.name: rows[cell.name][0]["texts"][: study.shown] for cell in study.samples if study.shown}
-    return Results(study, _provenance(study, plan, rows), cells, probes, texts)
+    try:
+        cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.samples}
+        probes = {cell.name: _rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
+        texts = {cell.name: rows[cell.name][0]["texts"][: study.shown] for cell in study.samples if study.shown}
+        return Results(study, _provenance(study, plan, rows), cells, probes, texts)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # sealed, and yet no worker's
+        raise LimpetError(
+            f"the store {store.path} holds units of {name} that no worker wrote ({error!r}): run it in another store"
+        ) from error
 
 
 def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:

@@ -10,20 +10,28 @@ The rows are written last: a unit without them does not exist. The path may be a
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import re
 import socket
+import time
 import uuid
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from limpet.denoisers.tensors import Unheaded, read_header
 from limpet.errors import LimpetError, extra
 
 TOKENS, ROWS = "tokens.safetensors", "rows.json"
+KEY = re.compile(r"[0-9a-f]{40}")
+OLD = 7 * 86400.0  # seconds after which what was left half-written is nobody's any more
 
 
 class Result(NamedTuple):
@@ -73,16 +81,24 @@ class Store:
         try:
             rows = json.loads(raw)
             del rows["seal"]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            sealed = _sealed(rows)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise Damaged(f"{ROWS} is cut short or overwritten") from error
-        if raw != _sealed(rows) or rows.get("key") != key:
+        if raw != sealed or rows.get("key") != key:
             raise Damaged(f"{ROWS} does not match its seal")
+        # A seal shows a slip of the disk, not a hand: that these are the rows of what was asked for, the key shows.
+        if key_of(rows.get("facts")) != key:
+            raise Damaged(f"{ROWS} tells of other facts than its key")
         tokens = self._get(f"{self._folder(key)}/{TOKENS}")
         if tokens is None:
             raise Damaged(f"{TOKENS} is gone")
-        if digest(tokens) != rows["tokens"]:
+        if digest(tokens) != rows.get("tokens"):
             raise Damaged(f"{TOKENS} does not match its digest")
-        return Result(safetensors.torch.load(tokens), rows)
+        try:
+            read_header(io.BytesIO(tokens))
+            return Result(safetensors.torch.load(tokens), rows)
+        except (Unheaded, SafetensorError, KeyError) as error:
+            raise Damaged(f"{TOKENS} holds no tensors") from error
 
     def look(self, key: str) -> tuple[Result | None, str]:
         """A unit that is there and whole; or None, and what is wrong with one that is not whole."""
@@ -108,10 +124,11 @@ class Store:
         self._put(f"plans/{name}.json", json.dumps(plan, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
     def read_plan(self, name: str) -> dict[str, Any]:
-        """A study's plan, if it has been run and its plan is whole."""
-        raw = self._get(f"plans/{name}.json") or b""
-        with suppress(ValueError):
-            if isinstance(plan := json.loads(raw), dict):
+        """A study's plan, if it has been run and its plan is whole: cells with names, and as many keys as shards."""
+        with suppress(ValueError, RecursionError, KeyError, TypeError, Damaged):
+            plan: dict[str, Any] = json.loads(self._get(f"plans/{name}.json") or b"")
+            canonical(plan)
+            if all(type(cell["name"]) is str and _are_keys(cell["keys"], plan["shards"]) for cell in plan["cells"]):
                 return plan
         raise LimpetError(f"the store {self.path} holds no run of {name}: run the study first")
 
@@ -128,8 +145,11 @@ class Store:
     # Files
 
     def _get(self, name: str) -> bytes | None:
+        path = f"{self._root}/{name}"
+        if self._local and os.path.lexists(path) and not os.path.isfile(path):
+            raise Damaged(f"{name.rpartition('/')[2]} is no file")  # and a pipe would be waited for
         try:
-            data: bytes = self._files.cat_file(f"{self._root}/{name}")
+            data: bytes = self._files.cat_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -141,6 +161,8 @@ class Store:
         path = f"{self._root}/{name}"
         partial = f"{self._root}/partial/{_runner()}-{uuid.uuid4().hex}" if self._local else path
         try:
+            if self._local:
+                self._clear(path)
             for file in (partial, path):
                 self._files.makedirs(file.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(partial, data)
@@ -156,14 +178,28 @@ class Store:
                 with suppress(OSError):
                     os.unlink(partial)
 
+    def _clear(self, path: str) -> None:
+        """Move what is no file out of a unit's way, and what is no folder out of its folders'."""
+        folder = os.path.dirname(path)
+        parts = [parent for parent in map(str, Path(folder).parents) if parent.startswith(f"{self._root}/")]
+        wrong = [one for one in (*parts, folder) if os.path.lexists(one) and not os.path.isdir(one)]
+        wrong += [path] if os.path.isdir(path) and not os.path.islink(path) else []
+        for one in wrong:
+            aside = f"{self._root}/strange/{uuid.uuid4().hex}"
+            os.makedirs(os.path.dirname(aside), exist_ok=True)
+            os.replace(one, aside)
+
     def sweep(self) -> None:
-        """Take away what runners of this machine that are no more left half-written."""
+        """Take away what runners left half-written that are no more: those of these processes' kind, and whatever has
+        lain there for days. Whether a runner in another container or on another machine lives, nobody here can tell."""
         if not self._local:
             return
         for partial in Path(self._root).glob("partial/*"):
-            host, pid, _ = (*partial.name.rsplit("-", 2), "", "")[:3]
-            if host == _host() and pid.isdigit() and not _alive(int(pid)):
-                partial.unlink(missing_ok=True)
+            runner, pid, _ = (*partial.name.rsplit("-", 2), "", "")[:3]
+            with suppress(OSError):
+                dead = runner == _place() and pid.isdecimal() and not _alive(int(pid))
+                if dead or time.time() - partial.lstat().st_mtime > OLD:
+                    partial.unlink(missing_ok=True)
 
 
 def _sealed(rows: dict[str, Any]) -> bytes:
@@ -172,17 +208,35 @@ def _sealed(rows: dict[str, Any]) -> bytes:
     ).encode()
 
 
-def _host() -> str:
-    return socket.gethostname().replace("/", "_")
+def key_of(facts: Any) -> str:
+    """The key of the unit that facts decide."""
+    return digest(canonical(facts))[:40]
+
+
+def _are_keys(keys: Any, shards: Any) -> bool:
+    return len(keys) == len(shards) and all(type(key) is str and KEY.fullmatch(key) for key in keys)
+
+
+@cache
+def _place() -> str:
+    """Where process numbers mean the same: this host, since it was started, in this namespace of processes."""
+    marks = [socket.gethostname()]
+    with suppress(OSError):
+        marks.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        marks.append(os.readlink("/proc/self/ns/pid"))
+    host = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in marks[0])
+    return f"{host}-{digest(canonical(marks))[:12]}"
 
 
 def _runner() -> str:
-    return f"{_host()}-{os.getpid()}"
+    return f"{_place()}-{os.getpid()}"
 
 
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # it may be another user's
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's; or a number that no process has
+        pass
     return True

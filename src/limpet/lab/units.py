@@ -17,7 +17,7 @@ from limpet.errors import LimpetError
 from limpet.files import read_text
 from limpet.judges import CONVENTIONS
 from limpet.lab.shelf import Shelf
-from limpet.lab.store import canonical, digest
+from limpet.lab.store import canonical, digest, key_of
 from limpet.lab.study import Cell, Probe, Prompts, Study
 
 LAW = 1  # of the samplers and the measures: raised whenever equal inputs would give another result
@@ -44,7 +44,7 @@ class Unit:
 
     @cached_property
     def key(self) -> str:
-        return digest(canonical(self.facts))[:40]
+        return key_of(self.facts)
 
     @property
     def seed(self) -> int:

@@ -18,11 +18,13 @@ KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text
 
 def knob(
     default: Any, words: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
-    since: str = "start",
+    since: str = "start", counts: str = "path",
 ) -> Any:  # fmt: skip
-    """A field of a sampler: its default, what it means, its range, and from which call on it can make a difference
-    ("start", "warmup" or "readout": see `Sampler.shared`)."""
-    return field(default=default, metadata={"words": words, "low": low, "high": high, "above": above, "since": since})
+    """A field of a sampler: its default, what it means, its range, from which call on it can make a difference
+    ("start", "warmup" or "readout": see `Sampler.shared`), and what a whole number counts: positions and calls of a
+    "path", tokens of the "vocabulary", or "other" things (see `Sampler.fitted`)."""
+    about = {"words": words, "low": low, "high": high, "above": above, "since": since, "counts": counts}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Knob:
     high: float | None = None
     above: float | None = None
     since: str = "start"
+    counts: str = "path"
 
     @property
     def takes(self) -> str:

@@ -36,7 +36,8 @@ class Native(Sampler):
     )
     boundary: Boundary = knob("released", "Whether top-p keeps the token after an exact tie, as the released code "
                               "does, or not, as the paper writes it.")  # fmt: skip
-    top_k: int | None = knob(None, "Draw from so many of the likeliest tokens; None for all.", low=1)
+    top_k: int | None = knob(None, "Draw from so many of the likeliest tokens; None for all.", low=1,
+                             counts="vocabulary")  # fmt: skip
     min_p: float = knob(0.0, "Draw from tokens at least this fraction as likely as the likeliest; 0 for all.", low=0,
                         high=1)  # fmt: skip
     endpoint: Endpoint = knob("argmax", "The last call: the argmax of the law, or one more draw (the released code's "

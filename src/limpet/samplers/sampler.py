@@ -78,6 +78,14 @@ class Sampler(Protocol):
         known(type(self), changes, self.name)
         return replace(self, **changes)  # type: ignore[type-var]
 
+    def fitted(self, length: int, vocab_size: int) -> Self:
+        """The same sampler, with no whole number larger than can matter: more positions and calls than a path has are
+        as good as all of them, and so are more tokens than there are."""
+        most = {"path": length + self.nfe, "vocabulary": vocab_size}
+        found = {name: (getattr(self, name), most.get(knob.counts)) for name, knob in knobs(type(self)).items()}
+        beyond = {name: edge for name, (value, edge) in found.items() if type(value) is int and edge and value > edge}
+        return self.but(**beyond) if beyond else self
+
     def __reduce__(self) -> Any:
         return from_dict, (self.to_dict(),)  # by name: the class may stand in a file that no module path leads to
 

@@ -1,10 +1,7 @@
-"""The API: what a server offers, how a request is written, and the work that answers; it knows no HTTP.
-
-What it reads are pydantic models made from the samplers' knobs; assets/openapi.json describes the rest."""
+"""How requests are written: pydantic models made from the samplers' knobs; assets/openapi.json describes the rest."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
@@ -12,22 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Union
 
-import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
-from limpet import scoring, stats
-from limpet.compare import MEASURES
-from limpet.denoisers import Denoiser
-from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError, unknown
-from limpet.judges import Judge
 from limpet.samplers import Knob, Sampler, knobs
-from limpet.samples import sample
+from limpet.view.answers import Request
 from limpet.view.page import asset
-from limpet.view.queue import Limits, Refusal, Tell
-from limpet.view.trajectory import Trajectory, follow
+from limpet.view.queue import Limits, Refusal
 
 MOST_WHOLE = 2**31 - 1  # of a whole number in a knob
 MOST_NAME = 80  # characters in an arm's name
@@ -36,49 +26,6 @@ EVENTS = "text/event-stream"
 FILE = "application/x-limpet-trajectory"
 
 Shape = type[BaseModel]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """All that can be asked for."""
-
-    models: Mapping[str, Denoiser]
-    judge: Judge | None  # of the models whose true law is not known
-    samplers: Mapping[str, type[Sampler]]
-    arms: Mapping[str, Sampler]  # what is compared unless told
-    limits: Limits
-
-    def written(self, sampler: Sampler) -> dict[str, Any]:
-        """A sampler under the name that it has here: where its file lies is nobody's business."""
-        name = next(name for name, kind in self.samplers.items() if kind is type(sampler))
-        return {**sampler.to_dict(), "sampler": name}
-
-    def judge_of(self, model: Denoiser) -> Judge | None:
-        """Who scores a model's texts: its own true law where that is known, else the judge if it can read them."""
-        judge = scoring.true_law(model) or self.judge
-        try:
-            if judge is not None:
-                scoring.way_for(judge, model)
-            return judge
-        except LimpetError:
-            return None
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for, checked as far as it can be without its model."""
-
-    model: str
-    arms: dict[str, Sampler]
-    seed: int
-    n: int
-    length: int | None
-    prompt: str
-    fixed: list[tuple[int, str]]
-    score: bool
-
-
-# How a request is written
 
 
 class Strict(BaseModel):
@@ -90,6 +37,21 @@ class Strict(BaseModel):
 class Place(Strict):
     position: int = Field(ge=0)
     text: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All that can be asked for."""
+
+    models: Mapping[str, Mapping[str, Any]]  # facts of each, as `Stock.facts` has them
+    samplers: Mapping[str, type[Sampler]]
+    arms: Mapping[str, Sampler]  # what is compared unless told
+    limits: Limits
+
+    def written(self, sampler: Sampler) -> dict[str, Any]:
+        """A sampler under the name that it has here: where its file lies is nobody's business."""
+        name = next(name for name, kind in self.samplers.items() if kind is type(sampler))
+        return {**sampler.to_dict(), "sampler": name}
 
 
 def shapes(offer: Offer) -> dict[str, Shape]:
@@ -108,18 +70,18 @@ def shapes(offer: Offer) -> dict[str, Shape]:
         "fixed": (list[Place], Field([], max_length=limits.fixed, description="words held at token positions")),
         "score": (bool, Field(True, description="score the texts under the judge")),
     }  # fmt: skip
-    for_sample: dict[str, Any] = {
+    sample: dict[str, Any] = {
         "arm": (arm, Field(list(arms.values())[-1], validate_default=True)),
         "n": (int, Field(1, ge=1, le=limits.samples, description="how many samples")),
     }
-    for_compare: dict[str, Any] = {
+    compare: dict[str, Any] = {
         "arms": (dict[Annotated[str, Field(min_length=1, max_length=MOST_NAME)], arm],
                  Field(arms, validate_default=True, min_length=1, max_length=limits.arms,
                        description="samplers by name; all share their randomness")),
     }  # fmt: skip
     return {
-        "sample": create_model("SampleRequest", __base__=Strict, **common, **for_sample),
-        "compare": create_model("CompareRequest", __base__=Strict, **common, **for_compare),
+        "sample": create_model("SampleRequest", __base__=Strict, **common, **sample),
+        "compare": create_model("CompareRequest", __base__=Strict, **common, **compare),
     }
 
 
@@ -148,16 +110,9 @@ def _kind(knob: Knob) -> Any:
 
 def about(offer: Offer, version: str) -> dict[str, Any]:
     """What the playground's page must know."""
-    models = [
-        {
-            "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
-            "any_length": not isinstance(model, Source), "text": model.tokenizer is not None,
-            "scored_by": None if (judge := offer.judge_of(model)) is None else judge.name,
-        }
-        for name, model in offer.models.items()
-    ]  # fmt: skip
     return {
-        "models": models, "limits": {**asdict(offer.limits), "seed": MOST_SEED}, "version": version,
+        "models": list(offer.models.values()), "version": version,
+        "limits": {**asdict(offer.limits), "seed": MOST_SEED},
         "arms": {name: offer.written(sampler) for name, sampler in offer.arms.items()},
         "samplers": {name: [{**asdict(knob), "kind": knob.kind.__name__} for knob in knobs(kind).values()]
                      for name, kind in offer.samplers.items()},
@@ -193,9 +148,16 @@ def read(body: bytes, shape: Shape, offer: Offer) -> Request:
         found = error.errors(include_url=False)
         first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # perhaps misspelt
         raise LimpetError(_sentence(first, shape, offer)) from error
-    arm = values.pop("arm", None)
+    model, arm, arms = offer.models[values["model"]], values.pop("arm", None), values.pop("arms", {})
+    length = values.pop("length") or model["length"]
+    if length > offer.limits.length:
+        raise LimpetError(f"{model['name']} writes {length} tokens, and this server at most {offer.limits.length}")
+    if not model["any_length"] and length != model["length"]:
+        raise LimpetError(f"{model['name']} writes {model['length']} tokens, not {length}: leave length out")
+    arms = {name: one.fitted(length, model["vocab_size"]) for name, one in (arms or {arm.caption: arm}).items()}
+    written = {name: offer.written(one) for name, one in arms.items()}
     fixed = [(place.position, place.text) for place in values.pop("fixed")]
-    return Request(**{"n": 1, "arms": arm and {arm.caption: arm}, **values, "fixed": fixed})
+    return Request(**{"n": 1, **values, "arms": arms, "written": written, "length": length, "fixed": fixed})
 
 
 def _built(offer: Offer, arm: BaseModel) -> Sampler:
@@ -239,86 +201,3 @@ def description(shapes: Mapping[str, Shape], version: str) -> dict[str, Any]:
     document["info"]["version"] = version
     document["components"]["schemas"] |= read["$defs"]
     return document
-
-
-# The work that answers
-
-
-def rows(offer: Offer, request: Request, tell: Tell) -> dict[str, list[dict[str, Any]]]:
-    """n samples under every arm, as `limpet sample` writes them, with their scores."""
-    model, length, given = _opened(offer, request)
-    made: dict[str, list[dict[str, Any]]] = {}
-    for name, sampler in request.arms.items():
-        out = sample(model, sampler, request.n, request.seed, length, None, given, None, lambda *_: tell("", None))
-        rows = zip(out.rows(), _scores(offer, request, out.tokens, out.prefix), strict=True)
-        made[name] = [{**row, "sampler": offer.written(sampler), "scores": scores} for row, scores in rows]
-        tell("", None)
-    return made
-
-
-def paths(offer: Offer, request: Request, tell: Tell) -> list[Trajectory]:
-    """One sample under every arm, told as it comes: begin, frame ..., end."""
-    model, length, given = _opened(offer, request)
-    made, walk = follow(model, request.arms, request.seed, 0, length, None, given)
-    for path, sampler in zip(made, request.arms.values(), strict=True):
-        path.header = replace(path.header, sampler=offer.written(sampler))
-    tell("begin", {"arms": [path.header.about() for path in made]})
-    for news in walk:
-        parts = []
-        for a, (path, words) in enumerate(zip(made, news, strict=True)):
-            if words is not None:
-                frame = base64.b64encode(path.header.pack(path.frames[-1])).decode()
-                parts.append({"arm": a, "frame": frame, "words": words})
-        tell("frame", {"arms": parts})
-    prefix = next(i for i in range(length + 1) if i not in given)  # given tokens at the start
-    scores = _scores(offer, request, np.stack([path.frames[-1].state for path in made]), prefix)
-    for path, found in zip(made, scores, strict=True):
-        path.scores = found
-    tell("end", {"arms": [{"text": path.text, "scores": path.scores} for path in made]})
-    return made
-
-
-def _opened(offer: Offer, request: Request) -> tuple[Denoiser, int, dict[int, int]]:
-    """The model, the length, and {position: token} of the prompt and the fixed words."""
-    model = offer.models[request.model]
-    length = request.length or model.length
-    if length > offer.limits.length:
-        raise LimpetError(f"{request.model} writes {length} tokens, and this server at most {offer.limits.length}")
-    if isinstance(model, Source) and length != model.length:
-        raise LimpetError(f"{model.name} writes {model.length} tokens, not {length}: leave length out")
-    texts = [(start, text) for start, text in [(0, request.prompt), *request.fixed] if text]
-    if texts and model.tokenizer is None:
-        raise LimpetError(f"{model.name} has no tokenizer, so it takes no prompt and no fixed words")
-    given: dict[int, int] = {}
-    for start, text in texts:
-        assert model.tokenizer is not None
-        ids, shown = model.tokenizer.encode(text), ascii(text if len(text) <= 40 else text[:37] + "...")
-        if start + len(ids) > length:
-            raise LimpetError(
-                f"{shown} takes {len(ids)} tokens from position {start}, past the {length} of the sequence: "
-                "shorten it or raise length"
-            )
-        for position, token in enumerate(ids, start):
-            if position in given:
-                raise LimpetError(f"position {position} is given twice: move {shown}")
-            given[position] = token
-    return model, length, given
-
-
-def _scores(offer: Offer, request: Request, tokens: Any, prefix: int) -> list[dict[str, Any]]:
-    """Of each sample (n, L), what is known of it: who judged, how, over how many tokens; what was given is not
-    counted."""
-    model, n = offer.models[request.model], len(tokens)
-    if not request.score or prefix == tokens.shape[1]:
-        return [{} for _ in range(n)]
-    columns: dict[str, list[Any]] = {}
-    judge = offer.judge_of(model)
-    if judge is not None:
-        found = scoring.score(judge, model, tokens, prefix)
-        for name in ("judge", "digest", "convention", "precision"):
-            columns[name] = [getattr(found, name)] * n
-        with np.errstate(over="ignore"):
-            nll, perplexity = stats.numbers(found.mean), stats.numbers(np.exp(found.mean))
-        columns |= {"counted": found.tokens.tolist(), "nll": nll, "perplexity": perplexity}
-    columns |= scoring.diversity(tokens[:, prefix:], MEASURES)[0]
-    return [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(n)]

@@ -23,18 +23,20 @@ def self_contained(trajectories: list[Trajectory], title: str | None = None) -> 
     """One HTML page with the trajectories inside."""
     models = ", ".join(dict.fromkeys(trajectory.header.model for trajectory in trajectories))
     files = [base64.b64encode(trajectory.to_bytes()).decode() for trajectory in trajectories]
+    title = title or f"{models}: a sample comes into being"
     lead = " · ".join(trajectory.header.arm for trajectory in trajectories)
-    return _fill(title or f"{models}: a sample comes into being", lead, {"files": files}, "open.js", connect="'none'")
+    return _fill(title, lead, {"files": files}, "open.js", connect="'none'")[0]
 
 
-def playground(about: dict[str, Any]) -> str:
-    """The playground's page; `about` tells it the models, the samplers' knobs and the limits."""
+def playground(about: dict[str, Any]) -> tuple[str, str]:
+    """The playground's page and its policy; `about` tells it the models, the samplers' knobs and the limits."""
     lead = "watch a diffusion language model write, one reveal at a time"
     return _fill("limpet", lead, about, "playground.js", connect="'self'", form=asset("playground.html"))
 
 
-def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> str:
-    """The template with all that it holds; `opening` is the script that gives the viewer the data."""
+def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> tuple[str, str]:
+    """The page, and the policy that stands in it: a server says it in a header too. `opening` is the script that gives
+    the viewer the data."""
     style, script = asset("viewer.css"), asset("viewer.js") + asset(opening)
     csp = (
         f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
@@ -45,4 +47,4 @@ def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form:
         "script": script, "form": form, "data": for_script(data),
     }  # fmt: skip
     # In one pass, so that what is put in is never itself filled.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], asset("page.html")), csp

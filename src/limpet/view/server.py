@@ -1,4 +1,4 @@
-"""The playground's server: routes, what a request may weigh, and how answers travel; the work is in api.py."""
+"""The playground's server: routes, what a request may weigh, and how answers travel. Hands do the work."""
 
 from __future__ import annotations
 
@@ -13,57 +13,53 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import limpet
 from limpet import samplers
-from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError
-from limpet.judges import Judge
 from limpet.samplers import CRS, Native, Sampler
 from limpet.view import api, page
+from limpet.view.hands import Hire
 from limpet.view.queue import BROKEN, Job, Left, Limits, Queue, Refusal
+from limpet.view.wire import LOOPBACK, Named
 
 PATIENCE = 10.0  # seconds for a request's body to arrive, and between signs of life on a stream
 CALLS = 16  # of the arms that the page starts with
-SETTINGS: dict[str, Any] = {  # uvicorn's
-    "log_level": "warning", "timeout_graceful_shutdown": 3, "timeout_keep_alive": 10, "limit_concurrency": 256,
-    "server_header": False,
-}  # fmt: skip
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
 
 def application(
-    models: Mapping[str, Denoiser],
-    judge: Judge | None = None,
+    hire: Hire,
     limits: Limits | None = None,
     host: str = LOOPBACK[0],
+    names: tuple[str, ...] = (),
     arms: Mapping[str, Sampler] | None = None,
     offered: Mapping[str, type[Sampler]] | None = None,
 ) -> Starlette:
-    """The server as an ASGI application. The first model is the default one; `arms` are those that the page starts
-    with, and `offered` the samplers that a request may name: all that have a name here unless told."""
+    """The server as an ASGI application. `hire` gives a worker, with the models that it holds, the first of them the
+    default one; `names` are others than its host's that it is asked for by; `arms` are those that the page starts with,
+    and `offered` the samplers that a request may name: all that have a name here unless told."""
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
     arms = arms or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
-    offer = api.Offer(models, judge, offered or samplers.available(), arms, limits)
-    shapes, queue, about = api.shapes(offer), Queue(limits), api.about(offer, limpet.__version__)
+    hands = [hire() for _ in range(limits.workers)]
+    offer = api.Offer(hands[0].facts, offered or samplers.available(), arms, limits)
+    shapes, queue, about = api.shapes(offer), Queue(limits, hands), api.about(offer, limpet.__version__)
 
     async def take(kind: str, request: Request) -> Response:
         asked = api.read(await _body(request, limits.body), shapes[kind], offer)
         wanted = request.headers.get("accept", "")
         events, file = api.EVENTS in wanted, kind == "sample" and api.FILE in wanted
-        work = api.paths if events or file else api.rows
-        job = queue.submit(lambda tell: work(offer, asked, tell))
+        client = request.client.host if request.client else ""
+        job = queue.submit("events" if events else "file" if file else "rows", asked, client)
         if events:
             first = await job.events.get()
             if first is None:  # it cannot begin, and is refused with a status
@@ -72,34 +68,36 @@ def application(
         made: Any = await _finished(request, job)
         if file:
             name = f'attachment; filename="limpet-{asked.seed}.limpet"'
-            return Response(made[0].to_bytes(), 200, {**HEADERS, "Content-Disposition": name}, api.FILE)
+            return Response(made, 200, {**HEADERS, "Content-Disposition": name}, api.FILE)
         if kind == "sample":
             return answer({"samples": next(iter(made.values()))})
         return answer({"arms": {name: rows[0] for name, rows in made.items()}})
 
     async def ready(request: Request) -> Response:
-        return answer({"status": "full"}, 503) if queue.full else answer({"status": "ready"})
+        return answer({"status": queue.status}, 200 if queue.status == "ready" else 503)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         queue.close()
 
-    # A page elsewhere must not reach a local server by giving it a name of its own.
-    hosts = [*LOOPBACK, "[::1]", "testserver"] if host in LOOPBACK else ["*"]
+    home, policy = page.playground(about)
     unchanging = {
-        "/": HTMLResponse(page.playground(about), headers=HEADERS),
+        "/": HTMLResponse(home, headers={**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}),
         "/health": answer({"status": "ok"}),
         "/api/models": answer({"models": about["models"]}),
         "/api/openapi.json": answer(api.description(shapes, limpet.__version__)),
     }
+    refuse = answer(
+        {"error": "this server goes by another name: ask for it by the address that it was started with"}, 400
+    )
     app = Starlette(
         routes=[
             *(Route(path, made, methods=["GET"]) for path, made in unchanging.items()),
             Route("/ready", ready),
             *(Route(f"/api/{kind}", partial(take, kind), methods=["POST"]) for kind in shapes),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        middleware=[Middleware(Named, host=host, names=names, refuse=refuse)],
         exception_handlers=dict.fromkeys((LimpetError, HTTPException, Left, Exception), _failed),
         lifespan=lifespan,
     )
@@ -131,6 +129,8 @@ async def _body(request: Request, most: int) -> bytes:
                 body += chunk
                 if len(body) > most:
                     raise Refusal(413, f"the request is larger than {most} bytes: shorten it")
+    except ClientDisconnect as error:
+        raise Left from error
     except TimeoutError as error:
         raise Refusal(408, f"the request did not arrive within {PATIENCE:g} s") from error
     return bytes(body)

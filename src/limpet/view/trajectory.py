@@ -25,11 +25,11 @@ from torch import Tensor
 from limpet.denoisers import Denoiser, Needed, Tokenizer, Wrapped
 from limpet.engine.path import Path, generate, open_path
 from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, lazy, log_law
-from limpet.engine.streams import Stream
+from limpet.engine.streams import SEEDS, Stream
 from limpet.errors import LimpetError
-from limpet.files import write_whole
+from limpet.files import opened, write_whole
 from limpet.samplers import CRS, Sampler
-from limpet.samples import SEEDS, Given, given_tokens
+from limpet.samples import Given, given_tokens
 
 FORMAT, VERSION = "limpet trajectory", 2
 CANDIDATES = 4  # top tokens kept at every position of every frame
@@ -37,7 +37,7 @@ GIVEN = "given"  # the mark that every path has, its first; the others are the s
 MOST_MARKS = 8  # bits of a byte
 DEFICIT, MASS = 65535, 255  # what 1 is stored as
 MAGIC = b"\x1f\x8b"  # gzip's
-MOST_HEADER, MOST_BYTES = 2**25, 2**30  # what a file may unpack to
+MOST_HEADER, MOST_BYTES = 2**23, 2**27  # what a file may unpack to
 SPOILT = (EOFError, gzip.BadGzipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 WHOLE = {  # what the numbers of a header may be
     "seed": (0, SEEDS - 1), "sample": (0, 2**63 - 1), "length": (1, 2**20), "vocab_size": (1, 2**32 - 1),
@@ -150,7 +150,7 @@ class Trajectory:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trajectory:
         try:
-            with open(path, "rb") as file:
+            with opened(path) as file:
                 return _read(file, os.fspath(path))
         except OSError as error:
             raise LimpetError(f"{path} cannot be read ({error.strerror or error}): check the path") from error

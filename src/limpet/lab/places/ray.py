@@ -31,7 +31,8 @@ def on_ray(address: str | None = None, workers: int | None = None, device: str |
             try:
                 ray.init(address=address, num_cpus=None if address else workers, log_to_driver=False, logging_level=40)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise LimpetError(f"no Ray cluster answers at {address!r} ({error})") from error
+                what = f"no Ray cluster answers at {address}" if address else "Ray could not be started on this machine"
+                raise LimpetError(f"{what} ({error}): check --address, or run --on processes") from error
         try:
             yield from _hand_out(ray, job, groups, workers, device)
         finally:

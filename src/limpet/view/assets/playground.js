@@ -166,7 +166,7 @@
 
   function restore() {
     const query = new URLSearchParams(location.search);
-    if (!query.has("arms")) return false;
+    if (!query.has("arms")) return;
     try {
       const model = about.models.find((each) => each.name === query.get("model"));
       if (!model) throw new Error(`there is no model ${query.get("model")} here`);
@@ -179,14 +179,10 @@
       for (const each of fixed) addFixed(Number(each.position) + 1, String(each.text));
       $("fixing").open = fixed.length > 0;
       putArms(arms);
-      if (query.get("digest") && !model.digest.startsWith(query.get("digest"))) {
-        say(`This link was made with another version of ${model.name}: its texts will differ.`);
-      }
-      return true;
+      const other = query.get("digest") && !model.digest.startsWith(query.get("digest"));
+      say(other ? `This link was made with another version of ${model.name}: its texts will differ.` : "As the link says: press Run.");
     } catch (error) {
       complain(`This link cannot be read: ${error.message}.`);
-      if (!$("samplers").children.length) putArms(about.arms);
-      return false;
     }
   }
 
@@ -268,6 +264,6 @@
   };
   $("form").onsubmit = (event) => { event.preventDefault(); run(read()); };
   chooseModel();
-  if (restore()) run(read());
-  else if (!$("samplers").children.length) putArms(about.arms);
+  restore(); // a link fills the form and starts nothing: whoever opens it decides
+  if (!$("samplers").children.length) putArms(about.arms);
 })();

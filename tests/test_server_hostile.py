@@ -1,0 +1,471 @@
+"""The playground under attack: work that hangs, clients that dawdle, links and names from elsewhere, and signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+import limpet
+from limpet import CRS, Native, samplers
+from limpet.engine.selector import select
+from limpet.errors import LimpetError
+from limpet.view import hands, wire
+from limpet.view.answers import Stock
+from limpet.view.queue import Limits
+from limpet.view.server import application
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+import served
+from pictures import serving
+
+EVENTS = {"Accept": "text/event-stream"}
+FEW = {"arm": {"sampler": "native", "nfe": 3}}
+HUGE = 2**31 - 1
+
+
+@contextmanager
+def server(hire=None, host="127.0.0.1", names=(), **limits):
+    app = application(hire or hands.process(served.moody), Limits(**limits), host, names)
+    with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        client.queue = app.state.queue
+        yield client
+
+
+@pytest.fixture(scope="module")
+def words():
+    return limpet.load("exact:words")
+
+
+# Knobs
+
+WHOLE = [
+    (name, knob.name) for name, kind in samplers.available().items() for knob in samplers.knobs(kind).values()
+    if knob.kind is int and knob.name != "nfe"
+]  # fmt: skip
+
+
+def test_more_than_a_path_has_is_all_of_it():
+    """Every whole number of every sampler: as large as can be, it is brought down, and means the same."""
+    assert ("crs", "spacing") in WHOLE
+    model = limpet.load("exact:chain")
+    for name, knob in WHOLE:
+        kind = samplers.find(name)
+        changes = (
+            {"corrections": {"corrections": 4}}.get(knob, {knob: HUGE}) if name.startswith("gidd") else {knob: HUGE}
+        )
+        large = kind(nfe=6, **changes)
+        small = large.fitted(model.length, model.vocab_size)
+        assert getattr(small, knob) <= max(model.length + 6, model.vocab_size)
+        if kind.needs_given:
+            continue
+        one, other = (limpet.sample(model, sampler, 2, 3) for sampler in (large, small))
+        assert torch.equal(one.tokens, other.tokens), (name, knob)
+
+
+def test_what_fits_is_left_alone():
+    sampler = CRS(nfe=6, spacing=3, horizon=2, count=4, top_k=7)
+    assert sampler.fitted(10, 12) is sampler
+    assert CRS(nfe=6, spacing=99, top_k=99).fitted(10, 12) == CRS(nfe=6, spacing=16, top_k=12)
+
+
+@pytest.mark.parametrize("spacing", [160, 10**8])
+def test_a_huge_spacing_selects_one_position_at_once(spacing):
+    deficit = torch.rand(2, 160, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    begun = time.monotonic()
+    chosen = select(deficit, torch.ones(2, 160, dtype=torch.bool), 160, 160.0, spacing)
+    assert time.monotonic() - begun < 2
+    assert chosen.sum(-1).tolist() == [1, 1]
+    assert torch.equal(chosen.int().argmax(-1), deficit.argmin(-1))
+
+
+def test_one_request_with_huge_knobs_is_soon_done(words):
+    """The request that held a worker for a quarter of an hour."""
+    with server(hands.here(Stock({"exact:words": words}))) as client:
+        begun = time.monotonic()
+        arm = {"sampler": "crs", "nfe": 8, "spacing": 10**8, "count": HUGE, "horizon": HUGE}
+        (row,) = client.post("/api/sample", json={"arm": arm, "score": False}).json()["samples"]
+        assert time.monotonic() - begun < 5
+        assert row["sampler"] | {"spacing": 168, "count": 168, "horizon": 168} == row["sampler"]
+        inner = {"sampler": "gibbs", "nfe": 8, "predictor": "crs,spacing=100000000"}
+        assert client.post("/api/sample", json={"arm": inner, "score": False}).status_code == 200
+        assert time.monotonic() - begun < 5
+
+
+# Work in a process that can be ended
+
+
+@pytest.fixture(scope="module")
+def moody():
+    with server(seconds=2) as client:
+        yield client
+
+
+def ask(client, mood="", **more):
+    return client.post("/api/sample", json={**FEW, "prompt": mood, **more})
+
+
+def test_a_process_answers_as_the_library_does(moody):
+    model = limpet.load("exact:verses")
+    row = ask(moody, seed=5).json()["samples"][0]
+    assert row["text"] == limpet.sample(model, Native(nfe=3), 1, 5).texts[0]
+    assert ask(moody, "Z").status_code == 422  # no letter of its own
+    told = moody.post("/api/sample", json=FEW, headers=EVENTS).text
+    assert [line for line in told.splitlines() if line.startswith("event")] == [
+        "event: begin", *["event: frame"] * 4, "event: end"
+    ]  # fmt: skip
+
+
+def test_a_call_that_never_ends_is_ended(moody):
+    """The time limit holds inside a step; the next request is served by another process."""
+    begun = time.monotonic()
+    answer = ask(moody, "h")
+    assert answer.status_code == 422
+    assert "longer than the 2 s" in answer.json()["error"]
+    assert time.monotonic() - begun < 5
+    assert ask(moody).status_code == 200
+
+
+def test_a_worker_that_breaks_or_dies_harms_one_request_alone(moody):
+    for mood in ("b", "d"):
+        answer = ask(moody, mood)
+        assert answer.status_code == 500
+        assert "wire" not in answer.text
+        assert ask(moody).status_code == 200
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell what a process holds")
+def test_a_worker_that_has_grown_is_replaced(moody, monkeypatch):
+    (hand,) = moody.queue.hands
+    assert ask(moody).status_code == 200
+    first = hand.pid
+    assert ask(moody).status_code == 200
+    assert hand.pid == first
+    monkeypatch.setattr(hands, "GROWN", -(1 << 40))
+    assert ask(moody).status_code == 200
+    assert hand.pid != first
+    monkeypatch.undo()
+    assert ask(moody).status_code == 200
+
+
+def test_a_client_that_leaves_a_hanging_call_frees_the_worker(moody):
+    with pytest.raises(httpx.ReadTimeout):
+        moody.post("/api/sample", json={**FEW, "prompt": "h"}, timeout=0.5)
+    begun = time.monotonic()
+    while moody.queue.inside and time.monotonic() < begun + 5:
+        time.sleep(0.02)
+    assert not moody.queue.inside
+    assert time.monotonic() - begun < 1.9  # within the grace, before its own time was over
+
+
+def test_readiness_knows_a_stuck_worker_and_one_that_starts(monkeypatch):
+    monkeypatch.setattr("limpet.view.queue.SILENCE", 0.3)
+    with server(seconds=1.5) as client:
+        assert client.get("/ready").json() == {"status": "ready"}
+        with httpx.Client(base_url=client.base_url, timeout=30) as other:
+            thread = threading.Thread(target=ask, args=(other, "h"))
+            thread.start()
+            seen = []
+            while thread.is_alive():
+                answer = client.get("/ready")
+                assert (answer.status_code == 200) == (answer.json()["status"] == "ready")
+                seen.append(answer.json()["status"])
+                time.sleep(0.05)
+            thread.join()
+        assert "stuck" in seen
+        assert client.get("/ready").json() == {"status": "starting"}  # the process that takes its place
+        assert client.get("/health").status_code == 200
+        assert ask(client).status_code == 200
+        assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_a_stock_that_cannot_be_opened_is_a_sentence():
+    with pytest.raises(LimpetError, match="no such model"):
+        application(hands.process(served.unloadable))
+    with pytest.raises(LimpetError, match="log says what"):
+        application(hands.process(served.strange))
+
+
+# Clients
+
+
+def test_a_client_has_its_share_of_the_places_and_they_are_served_in_turn():
+    """Two may wait or run for one address; another address is served although they are there."""
+    with server(client=2, queue=8, seconds=20) as client, httpx.Client(base_url=client.base_url, timeout=30) as many:
+        slow = {"arm": {"sampler": "native", "nfe": 12}, "prompt": "s"}
+        order = []
+
+        def send(name, headers):
+            order.append((name, many.post("/api/sample", json=slow, headers=headers).status_code))
+
+        # uvicorn takes a client's address from a proxy on this machine.
+        crowd = [threading.Thread(target=send, args=("a", {"X-Forwarded-For": "10.0.0.1"})) for _ in range(2)]
+        for thread in crowd:
+            thread.start()
+            time.sleep(0.2)
+        refused = many.post("/api/sample", json=slow, headers={"X-Forwarded-For": "10.0.0.1"})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        good = threading.Thread(target=send, args=("b", {"X-Forwarded-For": "10.0.0.2"}))
+        good.start()
+        for thread in (*crowd, good):
+            thread.join()
+        assert order == [("a", 200), ("b", 200), ("a", 200)]
+
+
+@contextmanager
+def raw(client):
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as opened:
+        opened.settimeout(10)
+        yield opened
+
+
+def ended(opened, seconds):
+    """Whether the server hangs up within some seconds."""
+    opened.settimeout(seconds)
+    try:
+        while opened.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.fixture
+def here(words, monkeypatch):
+    monkeypatch.setattr(wire, "HEAD", 0.5)
+    monkeypatch.setattr(wire, "UNREAD", 0.5)
+    with server(hands.here(Stock({"exact:words": words}))) as client:
+        yield client
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: local"])
+def test_a_head_that_does_not_come_is_not_waited_for(here, head):
+    with raw(here) as opened:
+        opened.sendall(head)
+        assert ended(opened, 3)
+
+
+def test_a_head_that_drips_is_not_waited_for(here):
+    with raw(here) as opened:
+        begun = time.monotonic()
+        try:
+            for byte in b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100:
+                opened.sendall(bytes([byte]))
+                time.sleep(0.05)
+        except ConnectionError:
+            pass
+        assert time.monotonic() - begun < 3
+
+
+def test_a_second_head_on_a_connection_has_its_time_too(here):
+    with raw(here) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP")
+        assert ended(opened, 3)
+
+
+def test_an_answer_that_nobody_reads_is_dropped(here):
+    """Many pages asked for on one connection, and none of them read."""
+    with raw(here) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        begun = time.monotonic()
+        with suppress(ConnectionError, TimeoutError):
+            while time.monotonic() < begun + 9:
+                opened.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        assert time.monotonic() - begun < 8
+        begun = time.monotonic()
+        while wire.Connection._each and time.monotonic() < begun + 3:
+            time.sleep(0.05)
+        assert not wire.Connection._each
+    assert here.get("/health").status_code == 200
+
+
+def test_an_address_has_so_many_connections(here, monkeypatch):
+    monkeypatch.setattr(wire, "EACH", 4)
+    monkeypatch.setattr(wire, "HEAD", 5)
+    opened = [socket.create_connection((here.base_url.host, here.base_url.port)) for _ in range(6)]
+    assert [ended(one, 0.3) for one in opened].count(True) == 2
+    for one in opened:
+        one.close()
+    time.sleep(0.2)
+    assert here.get("/health").status_code == 200
+
+
+def test_a_client_that_goes_in_the_middle_of_its_body_makes_no_noise(here, caplog):
+    with raw(here) as opened:
+        opened.sendall(b"POST /api/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: 100\r\n\r\n{")  # fmt: skip
+    time.sleep(0.3)
+    assert here.get("/health").status_code == 200
+    assert not caplog.records
+
+
+# Names and pages from elsewhere
+
+LOCAL = ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:8787", "[::1]", "[::1]:8787"]
+STRANGE = ["evil.example", "evil.example:8787", "localhost.evil.example", "", "localhost@evil.example", "[::2]:8787"]
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "good", "bad"),
+    [
+        ("127.0.0.1", (), LOCAL, [*STRANGE, "10.0.0.1"]),
+        ("0.0.0.0", (), [*LOCAL, "10.0.0.1:8787", socket.gethostname()], STRANGE[:5]),
+        ("0.0.0.0", ("play.example",), ["play.example", "PLAY.example:443"], STRANGE[:5]),
+        ("10.0.0.1", (), ["10.0.0.1", "10.0.0.1:80"], [*STRANGE, "localhost", "10.0.0.2"]),
+    ],
+)
+def test_a_server_answers_to_its_own_names(host, names, good, bad):
+    named = wire.Named(None, host, names, None)
+    assert [name for name in good if not named.has(name)] == []
+    assert [name for name in bad if named.has(name)] == []
+
+
+def test_a_foreign_name_is_a_sentence(here):
+    for path in ("/", "/health", "/api/models"):
+        answer = here.get(path, headers={"Host": "evil.example"})
+        assert answer.status_code == 400
+        assert "another name" in answer.json()["error"]
+
+
+def test_the_policy_for_scripts_stands_in_the_header_too(here):
+    home = here.get("/")
+    policy = home.headers["content-security-policy"]
+    assert "script-src 'sha256-" in policy
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    for path in ("/health", "/nothing", "/api/models"):
+        assert here.get(path).headers["content-security-policy"].startswith("default-src 'none'")
+
+
+# The end
+
+
+def started(*arguments):
+    """`limpet serve` as a process of its own, and its address."""
+    command = [sys.executable, "-m", "limpet.cli", "serve", "--port", "0", "--judge", "none", *arguments]
+    wide = {**os.environ, "COLUMNS": "500"}
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
+    line = made.stderr.readline()
+    if "http://" not in line:
+        made.kill()
+    assert "http://" in line, line + made.stderr.read()
+    return made, line.split()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_quietly_and_whoever_waits_is_told(number, tmp_path):
+    """With one request in a call that never ends, one stream and one plain request behind it."""
+    factory = tmp_path / "slow.py"
+    factory.write_text("import sys\nsys.path.append(" + repr(str(Path(__file__).parent)) + ")\n"
+                       "from served import Moody\n\n\ndef make(folder=None, *, device=None, precision=None):\n"
+                       "    return Moody()\n")  # fmt: skip
+    made, address = started("--models", f"{factory}:make")
+    told = {}
+
+    def send(name, headers, prompt):
+        try:
+            answer = httpx.post(f"{address}api/sample", json={**FEW, "prompt": prompt}, headers=headers, timeout=30)
+            told[name] = answer.status_code, answer.text
+        except httpx.HTTPError as error:
+            told[name] = None, repr(error)
+
+    clients = []
+    for client in (("runs", {}, "h"), ("stream", EVENTS, ""), ("plain", {}, "")):
+        clients.append(threading.Thread(target=send, args=client))
+        clients[-1].start()
+        time.sleep(0.5)
+    children = [int(pid) for pid in Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()]
+    begun = time.monotonic()
+    made.send_signal(number)
+    assert made.wait(10) == 0
+    assert time.monotonic() - begun < 5
+    for client in clients:
+        client.join()
+    assert told["runs"][0] == told["plain"][0] == 503
+    assert "stopping" in json.loads(told["plain"][1])["error"]
+    assert told["stream"][0] == 200
+    assert "event: error" in told["stream"][1]
+    assert made.stderr.read() == ""
+    assert children
+    time.sleep(0.2)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists() and "Z" not in _state(pid)]
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+# All at once
+
+HEAD = b"POST /api/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def body(value, *more):
+    text = json.dumps(value).encode()
+    return HEAD + b"".join(more) + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+KINDS = {
+    "says nothing": b"",
+    "drips": b"GET / HTT",
+    "reads nothing": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50,
+    "leaves": body({"arm": {"sampler": "crs", "nfe": 64}}, b"Accept: text/event-stream\r\n"),
+    "talks nonsense": b"\x16\x03\x01" * 100,
+    "sends too much": HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 200_000,
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="clients need addresses of their own on this machine")
+def test_a_crowd_of_hostile_clients_is_in_nobodys_way():
+    """Each of six kinds from an address of its own, again and again; a good client elsewhere waits about twice as long
+    as alone at most, and memory stays."""
+    with server(seconds=5) as client:
+        port, stop = client.base_url.port, threading.Event()
+
+        def attack(number, sent):
+            while not stop.is_set():
+                with suppress(OSError), socket.create_connection(
+                    ("127.0.0.1", port), 2, source_address=(f"127.0.1.{number % len(KINDS) + 1}", 0)
+                ) as opened:  # fmt: skip
+                    opened.sendall(sent)
+                    stop.wait(0.5)
+
+        def good():
+            begun = time.monotonic()
+            assert other.post("/api/sample", json={"arm": {"sampler": "native", "nfe": 40}}).status_code == 200
+            return time.monotonic() - begun
+
+        def memory():
+            pids = ("self", *(hand.pid for hand in client.queue.hands))
+            return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
+
+        transport = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(base_url=client.base_url, timeout=60, transport=transport) as other:
+            idle, before = sorted(good() for _ in range(10))[5], memory()
+            sent = list(KINDS.values())
+            crowd = [threading.Thread(target=attack, args=(i, sent[i % len(sent)])) for i in range(60)]
+            for thread in crowd:
+                thread.start()
+            ends, took = time.monotonic() + 15, []
+            while time.monotonic() < ends:
+                took.append(good())
+            more = memory() - before
+            stop.set()
+            for thread in crowd:
+                thread.join()
+        print(f"idle {idle:.3f} s, in the crowd {sorted(took)[len(took) // 2]:.3f} s, {more / 2**20:+.0f} MiB")
+        assert more < 256 * 2**20
+        assert sorted(took)[len(took) // 2] < 2 * idle + 0.5  # the crowd's own threads run in this process too
