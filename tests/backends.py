@@ -15,6 +15,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
+from limpet.denoisers import Denoiser
+from limpet.engine import process
 from limpet.engine.steps import Backend, Head, Input, Outcome, Transition, dense, lazy, trial
 from limpet.engine.steps.coins import ancestral
 from limpet.engine.streams import Stream
@@ -25,6 +27,21 @@ if importlib.util.find_spec("triton") is not None:
     from limpet.engine.steps import fused
 
     BACKENDS["fused"] = fused.BACKEND
+
+
+class Posterior(Denoiser):
+    """A source seen through a model that predicts the denoising posterior of its own input."""
+
+    predicts, name, digest = "posterior", "posterior", "posterior"
+
+    def __init__(self, inner: Denoiser) -> None:
+        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
 
 
 class Case(NamedTuple):

@@ -11,9 +11,18 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # while tests are collected, too
 settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Whatever the tests of another file have set."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import limpet
 import samplers_plain as written
-from backends import BACKENDS, DEVICE
+from backends import BACKENDS, DEVICE, Posterior
 from limpet import Gibbs, GIDDAdaptive, LimpetError, Mend, Psi, Sampler, Trapezoidal
 from limpet.check import sampler_rows
 from limpet.denoisers import Denoiser
@@ -132,21 +132,6 @@ def small(phrases: int = 4) -> Mixture:
     return Mixture(weights, laws**6, phrases)
 
 
-class Posterior(Denoiser):
-    """The same through a model that predicts the denoising posterior of its own input."""
-
-    predicts, name, digest = "posterior", "posterior", "posterior"
-
-    def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
-
-
 MODELS = {"source": small(), "posterior": Posterior(small())}
 GIVEN = {3: 2, 4: 6, 17: 0}
 
@@ -158,14 +143,6 @@ def prompts(sampler: Sampler) -> tuple[dict[int, int], ...]:
 
 def arm(name: str, knobs: str, nfe: int = NFE) -> Sampler:
     return parse(f"{name} {knobs}", nfe=nfe)[1]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # -- what each kind is held to ----------------------------------------------------------------------------------------

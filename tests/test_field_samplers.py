@@ -19,7 +19,7 @@ import limpet
 import literal
 import plain
 import samplers_plain as written
-from backends import BACKENDS, DEVICE
+from backends import BACKENDS, DEVICE, Posterior
 from limpet import (
     BlockRefinement,
     EntropyBound,
@@ -47,21 +47,6 @@ def generic(sharpness: int = 4) -> Markov:
     generator = torch.Generator().manual_seed(21)
     rand = [torch.rand(*shape, generator=generator, dtype=torch.float64) + 0.01 for shape in ((7,), (7, 7))]
     return Markov(rand[0], rand[1] ** sharpness, 20)
-
-
-class Posterior(Denoiser):
-    """A source seen through a model that predicts the denoising posterior of its own input."""
-
-    predicts, name, digest = "posterior", "posterior", "posterior"
-
-    def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
 
 
 def one_of(model: Denoiser, sample: int, given: dict[int, int]) -> written.One:

@@ -15,6 +15,7 @@ from torch import Tensor
 import limpet
 import literal
 import plain
+from backends import Posterior
 from limpet import CRS, Mend, Native, Sampler
 from limpet.denoisers import Denoiser, Needed
 from limpet.denoisers.exact import Markov, Mixture
@@ -40,22 +41,6 @@ def generic(kind: str) -> Denoiser:
     if kind == "markov":
         return Markov(rand(7), rand(7, 7) ** 4, 20)
     return Mixture(rand(6), rand(6, 5, 7) ** 6, phrases=4)
-
-
-class Posterior(Denoiser):
-    """A source seen through a model that predicts the denoising posterior of its own input."""
-
-    predicts = "posterior"
-
-    def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
-        self.name, self.digest = "posterior", "posterior"
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
 
 
 class Forgetful(Denoiser):

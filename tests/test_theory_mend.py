@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,14 +26,6 @@ from limpet.theory.output_law import output_law
 many = settings(deadline=None, max_examples=30)
 DRAWS = 60_000
 SEEDS = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def violated(rows: list[Sides] | Sides) -> bool:

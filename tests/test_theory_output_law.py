@@ -5,33 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from backends import Posterior
 from limpet import CRS, Gibbs, LimpetError, Mend, Native, sample
-from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Markov, Mixture, Source, codebook
-from limpet.engine import process
 from limpet.samplers import parse
 from limpet.theory.laws import chain, encode, marginals, product, random_laws, sequences, tiny, total_variation, truth
 from limpet.theory.output_law import corrected_law, output_law
 from test_field_samplers import trapezoidal_law
 
 EPS, FLOOR = 1e-5, 1e-3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def times(sampler: Native) -> list[float]:
@@ -272,22 +261,6 @@ def test_samples_follow_the_law(sampler: Native) -> None:
     statistic = ((found - expected) ** 2 / expected).sum()
     freedom = torch.tensor(max(1.0, float(len(expected) - 1)), dtype=torch.float64)
     assert float(torch.special.gammaincc(freedom / 2, statistic / 2)) > 1e-6
-
-
-class Posterior(Denoiser):
-    """The same source, speaking of the ordinary posterior instead of the leave-one-out law."""
-
-    predicts, name, digest = "posterior", "posterior", "posterior"
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.vocab_size, self.length = source, source.vocab_size, source.length
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        law = self.source.body(tokens, t).exp()
-        return process.posterior(law, tokens, self.schedule.signal(t)).log()
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
 
 
 @pytest.mark.parametrize(

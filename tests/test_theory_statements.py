@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,6 @@ from limpet.theory.sides import measured, worst
 BATCH = 50  # sources in each example: 40 examples are 2,000 sources for each statement
 many = settings(deadline=None, max_examples=40)
 SEEDS = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

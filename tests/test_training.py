@@ -22,14 +22,6 @@ CPU = torch.device("cpu")
 RECIPES = Path(__file__).parents[1] / "recipes" / "minis"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> data.Text:
     """A corpus of counting: easy to learn, and over in a moment."""

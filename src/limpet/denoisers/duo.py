@@ -118,6 +118,21 @@ class Rotary(nn.Module):
         return angle.cos(), angle.sin()
 
 
+def rows_of(index: Tensor | None, tokens: Tensor) -> Rows | None:
+    """Flat positions of a batch as samples and positions; None for all."""
+    length = tokens.shape[1]
+    return None if index is None else (index.long() // length, index.long() % length)
+
+
+def in_place(features: Tensor, at: Rows | None, tokens: Tensor) -> Tensor:
+    """(B, L, D): the features of some rows where they belong; the others may hold anything."""
+    if at is None:
+        return features
+    placed = features.new_empty(*tokens.shape, features.shape[-1])
+    placed[at] = features
+    return placed
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -213,17 +228,11 @@ class Network(nn.Module):
         may hold anything."""
         x, index = self.vocab_embed(tokens), needed()
         cond = self.sigma_map(sigma)
-        length = tokens.shape[1]
-        rotary = self.rotary_emb(length)
-        at = None if index is None else (index.long() // length, index.long() % length)
+        rotary, at = self.rotary_emb(tokens.shape[1]), rows_of(index, tokens)
         for number, block in enumerate(self.blocks, 1):
             x = block(x, cond, rotary, at if number == len(self.blocks) else None)
         features: Tensor = self.output_layer(x, cond, at)
-        if at is None:
-            return features
-        scattered = features.new_empty(*tokens.shape, features.shape[-1])
-        scattered[at] = features
-        return scattered
+        return in_place(features, at, tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return cast(Tensor, self.output_layer.linear(features))

@@ -17,7 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from limpet.denoisers import Denoiser, Needed, ToldClean, files
-from limpet.denoisers.duo import MOST_BLOCKS, MOST_LENGTH, MOST_WIDTH, AlignedHead, Linear, Rotary, Rows, dtype_of
+from limpet.denoisers.duo import (
+    MOST_BLOCKS,
+    MOST_LENGTH,
+    MOST_WIDTH,
+    AlignedHead,
+    Linear,
+    Rotary,
+    dtype_of,
+    in_place,
+    rows_of,
+)
 from limpet.denoisers.tensors import Unread, digest_of, fill
 from limpet.denoisers.text import Tokenizer
 from limpet.engine.process import Schedule
@@ -67,17 +77,11 @@ class Network(nn.Module):
 
     def body(self, tokens: Tensor, needed: Needed = lambda: None, clean: Tensor | None = None) -> Tensor:
         """(B, L) tokens -> (B, L, width) features at the needed positions; the others may hold anything."""
-        x, rotation, length = self.embed_tokens(tokens).float(), self.rotary_emb(tokens.shape[1]), tokens.shape[1]
-        index = needed()
-        at: Rows | None = None if index is None else (index.long() // length, index.long() % length)
+        x, rotation = self.embed_tokens(tokens).float(), self.rotary_emb(tokens.shape[1])
+        at = rows_of(needed(), tokens)
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rotation, clean, at if number == len(self.layers) else None)
-        features: Tensor = self.norm(x)
-        if at is None:
-            return features
-        scattered = features.new_empty(*tokens.shape, features.shape[-1])
-        scattered[at] = features
-        return scattered
+        return in_place(self.norm(x), at, tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return cast(Tensor, self.lm_head(features))

@@ -24,7 +24,7 @@ from limpet.lab.results import Results
 from limpet.lab.store import canonical, digest
 from limpet.lab.study import Cell, Judging, Study
 from limpet.samplers import CRS, Native, Sampler, find, knobs
-from limpet.samplers.knobs import known
+from limpet.samplers.sampler import assigned
 from limpet.stats import Estimate, Floats
 
 SPACE = "mend late_top_p=1,.9,.8,.7,.6,.5 budget=.25,.5,1 spacing=1,2,4 warmup=.2,.33,.5 mend=2,4,None,16"
@@ -58,15 +58,10 @@ def space(text: str) -> Space:
     """A space as a command line has it: `mend late_top_p=.9,.8 warmup=.2,.33`."""
     name, *settings = text.split() or [""]
     kind, values = find(name), {}
-    for setting in settings:
-        field, equals, given = setting.partition("=")
-        if not equals:
-            raise LimpetError(f"space {text!r} has {setting!r}; it takes knobs with values, such as warmup=.2,.33")
-        field = field.replace("-", "_")
-        known(kind, {field: given}, name)
-        if field == "nfe":
+    takes = "it takes knobs with values, such as warmup=.2,.33"
+    for knob, given in assigned(kind, name, settings, f"space {text!r}", takes):
+        if (field := knob.name) == "nfe":
             raise LimpetError(f"space {text!r} has nfe; arms are compared at equal calls, which --nfe gives")
-        knob = knobs(kind)[field]
         parts = [given] if knob.kind is str and not knob.choices else given.split(",")  # a text may hold commas
         values[field] = tuple(dict.fromkeys(map(knob.read, parts)))
         for value in values[field]:

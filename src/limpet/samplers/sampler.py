@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
@@ -11,7 +11,7 @@ from limpet import registry
 from limpet.engine.path import Info, Path, State
 from limpet.errors import LimpetError
 from limpet.files import Toml
-from limpet.samplers.knobs import knobs, known
+from limpet.samplers.knobs import Knob, knobs, known
 
 GROUP = "limpet.samplers"
 BUILTIN = {
@@ -141,15 +141,21 @@ def parse(text: str, **common: Any) -> tuple[str, Sampler]:
 
 def _settings(kind: type[Sampler], name: str, settings: Sequence[str], text: str) -> dict[str, Any]:
     """Knobs by name, from words such as `nfe=16`."""
-    own = {}
+    takes = "after the sampler it takes knobs such as nfe=16"
+    return {knob.name: knob.read(value) for knob, value in assigned(kind, name, settings, f"arm {text!r}", takes)}
+
+
+def assigned(
+    kind: type[Sampler], name: str, settings: Sequence[str], where: str, takes: str
+) -> Iterator[tuple[Knob, str]]:
+    """The knob and the text after it of each `knob=text`; of one that is none it is said where, and what is taken."""
     for setting in settings:
         field, equals, value = setting.partition("=")
         if not equals:
-            raise LimpetError(f"arm {text!r} has {setting!r}; after the sampler it takes knobs such as nfe=16")
+            raise LimpetError(f"{where} has {setting!r}; {takes}")
         field = field.replace("-", "_")
         known(kind, {field: value}, name)
-        own[field] = knobs(kind)[field].read(value)
-    return own
+        yield knobs(kind)[field], value
 
 
 def _written(path: str) -> tuple[type[Sampler], dict[str, Any]]:
