@@ -159,6 +159,18 @@ def test_less_is_its_literal_transcription():
             np.testing.assert_allclose(found.values, wanted, rtol=0, atol=1e-12)
 
 
+def test_an_arm_is_held_against_the_best_mixture_of_others():
+    """Corners (1, 0), (3, 0), (4, 2); (2, 1) lies above their hull; by hand. In the second shard it is a corner."""
+    entropy = {"a": 1, "b": 2, "c": 3, "d": 4, "on": 3.5, "under": 2, "out": [2, 5]}
+    nll = {"a": 0, "b": [1, -1], "c": 0, "d": 2, "on": 1, "under": -0.5, "out": 0}
+    results = placed(entropy=entropy, nll=nll)
+    found = {arm: samplers.less_mixed(results, "here", arm, list("bdca")) for arm in ("on", "under", "out")}
+    assert found["on"].values == pytest.approx([0, 0])
+    assert found["under"].values == pytest.approx([-0.5, 0.5])
+    assert math.isnan(found["out"].mean)
+    assert "outside the curve, 1 to 4" in found["out"].reasons[1]
+
+
 # MAUVE
 
 

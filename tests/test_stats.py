@@ -95,6 +95,19 @@ def test_a_value_is_given_only_where_the_curve_passes_once(nodes, x, seed):
         assert "outside the curve" in reason
 
 
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(-9, 9)), min_size=1, max_size=9))
+def test_a_hull_is_the_least_that_mixing_two_points_reaches(points):
+    """Whole numbers, so that points on chords are there; every pair of points, by the formula of a chord."""
+    xs, ys = stats.hull(*zip(*points, strict=True))
+    assert (np.diff(xs) > 0).all()
+    slopes = np.diff(ys) / np.diff(xs)
+    assert (np.diff(slopes) > 0).all()
+    for x in np.linspace(min(x for x, _ in points), max(x for x, _ in points), 7):
+        chords = [y1 if x1 == x2 else y1 + (y2 - y1) * (x - x1) / (x2 - x1)
+                  for x1, y1 in points for x2, y2 in points if x1 <= x <= x2]  # fmt: skip
+        assert np.interp(x, xs, ys) == pytest.approx(min(chords), abs=1e-9)
+
+
 def test_matching_is_per_shard_and_one_shard_without_a_value_leaves_no_mean():
     curves_x, curves_y = [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 2.0], [0.0, 1.0]]
     inside = stats.matched(curves_x[:2], curves_y[:2], [1.5, 1.25], [0.0, 0.0])

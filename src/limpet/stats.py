@@ -129,6 +129,22 @@ def lowest(curves: Sequence[tuple[ArrayLike, ArrayLike]], x: float) -> tuple[int
     return (min(known)[1], min(known)[0], None) if known else (0, *found[0])
 
 
+def hull(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
+    """The corners of points' lower convex hull, from left to right: the least y that mixing two of them reaches."""
+    corners: list[tuple[float, float]] = []
+    for x3, y3 in sorted(np.stack([np.asarray(x), np.asarray(y)], -1).astype(float).tolist()):
+        if corners and x3 == corners[-1][0]:  # above the corner that is there
+            continue
+        while len(corners) > 1:
+            (x1, y1), (x2, y2) = corners[-2:]
+            if (y2 - y1) * (x3 - x1) < (y3 - y1) * (x2 - x1):
+                break
+            corners.pop()  # it lies on the chord or above it
+        corners.append((x3, y3))
+    xs, ys = np.array(corners).reshape(-1, 2).T
+    return xs, ys
+
+
 def branches(curve_x: ArrayLike, curve_y: ArrayLike) -> list[tuple[Floats, Floats]]:
     """A curve cut where it turns back, so that none of its parts folds; nodes that are no numbers are left out."""
     xs, ys = np.asarray(curve_x, dtype=np.float64), np.asarray(curve_y, dtype=np.float64)

@@ -16,9 +16,10 @@ import numpy as np
 from limpet.denoisers.files import MINIS
 from limpet.lab.claims import Finding, below
 from limpet.lab.page import Dot, Entry, Panel, Scatter, Table, signed
+from limpet.lab.results import Results
 from limpet.lab.study import Cell
 from limpet.samplers import parse
-from limpet.stats import Estimate, Floats, interpolate, lowest
+from limpet.stats import Estimate, Floats, hull, interpolate, lowest
 from limpet.studies.presets import Preset
 from limpet.studies.published import NAMES, Beside, Claims
 
@@ -27,8 +28,8 @@ CURVES: dict[str, list[str]] = FILE["curves"]  # of top-p, one a readout
 RIVALS: dict[str, list[str]] = FILE["rivals"]
 FAMILIES = {**CURVES, **RIVALS}
 DRAWN: list[str] = FILE["drawn"]
-COPIED = [name for name in RIVALS if name.startswith("CRS, copied")]  # the curves of CRS that Mend is held against
-PROMPTED = (*CURVES, *COPIED, "CRS, argmax", "Mend")  # families that also continue prefixes
+CRS = [name for name in RIVALS if name.startswith("CRS,")]  # what Mend is held against besides
+PROMPTED = (*CURVES, *(name for name in CRS if name != "CRS, ancestral"), "Mend")  # that also continue prefixes
 STUDY = {"real": str(MINIS / "heldout.txt.xz"), "shown": 2, "digits": 6}
 MEASURES = ("ppl", "entropy", "rep-4", "self-bleu")
 LESS = ("NLL less best top-p", "Rep-4 less", "Self-BLEU less")  # at equal entropy
@@ -74,7 +75,7 @@ def there(at: str) -> dict[str, list[str]]:
 
 
 def less(
-    results: Beside, at: str, arm: str, curves: Mapping[str, Sequence[str]] = CURVES, measure: str = "nll"
+    results: Results, at: str, arm: str, curves: Mapping[str, Sequence[str]] = CURVES, measure: str = "nll"
 ) -> Estimate:
     """An arm less the best of some curves at its own entropy, shard by shard: of all that pass there, the one with the
     least NLL. Nothing is extrapolated, and a stretch where a curve folds is not read."""
@@ -91,6 +92,15 @@ def less(
         values.append(np.nan if reason else own[shard] - interpolate(xs[shard], ys[shard], entropy)[0])
         reasons.append(reason)
     return Estimate(np.array(values), tuple(reasons))
+
+
+def less_mixed(results: Results, at: str, arm: str, others: Sequence[str]) -> Estimate:
+    """An arm's NLL less the least that mixing samples of other arms reaches at its own entropy, shard by shard: for a
+    sampler of several knobs, which has no one curve through its arms."""
+    xs, ys = (np.stack([results.values(f"{at}/{one}", what) for one in others], 1) for what in ("entropy", "nll"))
+    own = zip(*(results.values(f"{at}/{arm}", what) for what in ("entropy", "nll")), strict=True)
+    found = [(nll, *interpolate(*hull(x, y), entropy)) for x, y, (entropy, nll) in zip(xs, ys, own, strict=True)]
+    return Estimate(np.array([nll - best for nll, best, _ in found]), tuple(reason for *_, reason in found))
 
 
 def verdicts(results: Beside, preset: Preset) -> Table:
@@ -149,20 +159,22 @@ def scatters(results: Beside, preset: Preset) -> Iterator[Scatter]:
 
 
 def claims(results: Beside, preset: Preset) -> Claims:
-    """Of each family its first arm against the best top-p curve; Mend against CRS's curves too."""
+    """Of each family its first arm against the best top-p curve; Mend against all arms of CRS too."""
 
-    def held(
-        arm: str, where: Mapping[str, str], bound: float = 0.0, curves: Mapping[str, Sequence[str]] = CURVES
-    ) -> list[Finding]:
-        return [below(what, less(results, at, arm, curves), bound) for at, what in where.items()]
+    def held(arm: str, where: Mapping[str, str], bound: float = 0.0) -> list[Finding]:
+        return [below(what, less(results, at, arm), bound) for at, what in where.items()]
+
+    def mended(where: Mapping[str, str]) -> list[Finding]:
+        return [
+            below(what, less_mixed(results, at, "mend", [arm for name in CRS for arm in there(at).get(name, ())]))
+            for at, what in where.items()
+        ]
 
     here, after = places(preset), continued(preset)
-    found = {family: held(arms[0], here) for family, arms in RIVALS.items()}
-    crs = {name: RIVALS[name] for name in COPIED}
     return {
-        **found,
+        **{family: held(arms[0], here) for family, arms in RIVALS.items()},
         "Mend by .15": held("mend", here, -0.15),
-        "Mend against CRS": held("mend", here, curves=crs),
+        "Mend against CRS": mended(here),
         "Mend after prefixes": held("mend", after),
-        "Mend against CRS after prefixes": held("mend", after, curves=crs),
+        "Mend against CRS after prefixes": mended(after),
     }

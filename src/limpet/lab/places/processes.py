@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -63,6 +64,8 @@ def _hire(job: Job, device: str | None) -> tuple[Connection, tuple[BaseProcess, 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, job, device), daemon=True)
+    # NumPy's threads are set as it is loaded: left alone, each worker takes every core, and all of them stand still.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     process.start()
     there.close()  # only the worker holds its end, so that its death is heard
     return here, (process, device)
