@@ -327,6 +327,16 @@ def test_an_aligned_head_is_the_head() -> None:
     torch.testing.assert_close(aligned, linear(features))
 
 
+def test_an_aligned_head_leaves_one_weight_in_memory() -> None:
+    linear = torch.nn.Linear(16, 50, device=DEVICE)
+    before = linear.weight.detach().clone()
+    with torch.inference_mode():
+        head = AlignedHead(linear)
+    assert linear.weight.data_ptr() == head.weight.data_ptr()
+    assert not linear.weight.is_inference()
+    assert (linear.weight == before).all()
+
+
 @on_gpu
 @pytest.mark.parametrize("batch", [1, 16, 40])
 def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:

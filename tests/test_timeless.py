@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import limpet
 from limpet import check, cli
-from limpet.denoisers import gidd, sumi
+from limpet.denoisers import gidd, sumi, timeless
 from limpet.denoisers.catalog import load
 from limpet.engine.process import clipped_snr
 from limpet.errors import LimpetError
@@ -281,6 +281,23 @@ def test_the_body_where_it_is_needed_is_the_body(folder):
 
 
 # Files
+
+
+@pytest.mark.parametrize("clean", [None, "some"])
+def test_layers_are_compiled_once_and_are_the_layers(folder, clean, monkeypatch):
+    """The program that a GPU runs, as the compiler's front end takes it down; kernels are made from it there alone."""
+    model = load(str(folder))
+    tokens = tokens_of(model)
+    clean = None if clean is None else clean_positions()
+    plain = model.body_told(tokens, 0.5, lambda: None, clean)
+    monkeypatch.setattr(timeless, "has_triton", lambda device: True)
+    taken_down = torch.compile(timeless.everywhere, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(timeless, "compiled", lambda: taken_down)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = model.body_told(tokens, 0.5, lambda: None, clean)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_parts_are_the_same_model(folder):

@@ -257,16 +257,18 @@ def dtype_of(precision: str) -> torch.dtype:
 class AlignedHead:
     """A linear head over a padded vocabulary, whose result is a view of the real one.
 
-    Rows of 50258 logits start anywhere, and matrix kernels that write them are slow; rows of 50304 are aligned. A
-    vocabulary that is aligned already needs no copy."""
+    Rows of 50258 logits start anywhere, and matrix kernels that write them are slow; rows of 50304 are aligned. The
+    padded weight is the only one: the linear map keeps a view of it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.vocab_size = linear.out_features
         padding = -linear.out_features % ALIGNMENT
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         if padding:
-            self.weight = F.pad(self.weight, (0, 0, 0, padding))
-            self.bias = None if self.bias is None else F.pad(self.bias, (0, padding))
+            with torch.inference_mode(False), torch.no_grad():
+                self.weight = F.pad(self.weight, (0, 0, 0, padding))
+                self.bias = None if self.bias is None else F.pad(self.bias, (0, padding))
+                linear.weight.data = self.weight[: self.vocab_size]
 
     def __call__(self, features: Tensor) -> Tensor:
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)[..., : self.vocab_size]

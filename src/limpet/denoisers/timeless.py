@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,6 +32,7 @@ from limpet.denoisers.duo import (
 from limpet.denoisers.tensors import Unread, digest_of, fill
 from limpet.denoisers.text import Tokenizer
 from limpet.engine.process import Schedule
+from limpet.engine.steps import has_triton
 from limpet.errors import LimpetError
 
 N = TypeVar("N", bound="Network")
@@ -78,13 +80,25 @@ class Network(nn.Module):
     def body(self, tokens: Tensor, needed: Needed = lambda: None, clean: Tensor | None = None) -> Tensor:
         """(B, L) tokens -> (B, L, width) features at the needed positions; the others may hold anything."""
         x, rotation = self.embed_tokens(tokens).float(), self.rotary_emb(tokens.shape[1])
-        at = rows_of(needed(), tokens)
-        for number, layer in enumerate(self.layers, 1):
-            x = layer(x, rotation, clean, at if number == len(self.layers) else None)
-        return in_place(self.norm(x), at, tokens)
+        *layers, last = self.layers
+        at, through = rows_of(needed(), tokens), compiled() if has_triton(tokens.device) else everywhere
+        for layer in layers:
+            x = through(layer, x, rotation, clean)
+        return in_place(self.norm(last(x, rotation, clean, at)), at, tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return cast(Tensor, self.lm_head(features))
+
+
+def everywhere(layer: nn.Module, x: Tensor, rotation: Rotation, clean: Tensor | None) -> Tensor:
+    """One layer, all positions."""
+    return cast(Tensor, layer(x, rotation, clean, None))
+
+
+@cache
+def compiled() -> Callable[..., Tensor]:
+    """The same as one program for all layers of a network, which are alike: it is compiled once a shape of batches."""
+    return torch.compile(everywhere, dynamic=False)
 
 
 def set_precision(network: nn.Module, dtype: torch.dtype) -> None:
