@@ -70,7 +70,8 @@ def _parse(line: str, where: str) -> Sample:
             f"{where} is not JSON ({error}): write one object on each line, or end its name in .txt"
         ) from error
     row = row if isinstance(row, dict) else {}
-    text, ids, prefix = row.get("text"), row.get("tokens"), row.get("prefix") or 0
+    text, ids, prefix, begins = (row.get(name) for name in ("text", "tokens", "prefix", "prefix_text"))
+    prefix = prefix or 0
     shard, place, tokenizer = row.get("seed", 0), row.get("sample"), row.get("tokenizer")
     is_ids = isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids)
     if text is ids is None or not isinstance(text, str | None) or not (is_ids or ids is None):
@@ -84,7 +85,12 @@ def _parse(line: str, where: str) -> Sample:
     if type(prefix) is not int or not 0 <= prefix <= len(ids or ()):
         raise LimpetError(f'{where} has a "prefix" that is neither a count of its ids nor how its text begins')
     cut = None if ids is None else (ids[:prefix], ids[prefix:])
-    return Sample(cut, None if prefix or text is None else ("", text), shard, place, tokenizer)
+    if text is None or (prefix and begins is None):
+        return Sample(cut, None, shard, place, tokenizer)
+    begins = begins or ""
+    if not isinstance(begins, str) or not text.startswith(begins):
+        raise LimpetError(f'{where} has a "prefix_text" that is not how its text begins: mend it or leave it out')
+    return Sample(cut, (begins, text[len(begins) :]), shard, place, tokenizer)
 
 
 # How it is read
