@@ -286,6 +286,9 @@ def test_more_samples_go_on_where_fewer_ended(tmp_path, quiet):
     summary = make(tmp_path, replace(ORDER, per_shard=None))
     assert (summary.found, summary.made, summary.damaged) == (2, 3, {})
     assert contents(tmp_path) == quiet
+    prompted = replace(ORDER, prompts=("sand",), n=40)
+    make(tmp_path / "prompted", prompted)
+    assert make(tmp_path / "prompted", replace(prompted, n=70)).found == 1
 
 
 @pytest.mark.parametrize(
@@ -321,8 +324,11 @@ def test_what_cannot_be_ordered_is_a_sentence(tmp_path):
     ):
         with pytest.raises(LimpetError, match=words):
             replace(ORDER, **wrong)
-    with pytest.raises(LimpetError, match="prefix 2 of 2 has 200 tokens, the sequence 160"):
+    with pytest.raises(LimpetError, match="prompt 2 of 2 has 200 tokens, the sequence 160"):
         make(tmp_path, replace(ORDER, prompts=("a", "b" * 200), n=1))
+    with pytest.raises(LimpetError, match="seed is -1 and first 0"):
+        make(tmp_path, replace(ORDER, seed=-1))
+    assert not list(tmp_path.iterdir())
     with pytest.raises(LimpetError, match="holds no samples in shards"):
         list(bulk.verify(Store(tmp_path / "none")))
 
@@ -386,6 +392,19 @@ def test_prompts_of_a_file_are_continued_each_n_times(tmp_path, capsys):
     assert "both prompt and prompts" in capsys.readouterr().err
 
 
+def test_a_folder_is_scored_like_a_file(tmp_path, capsys):
+    for out in (tmp_path / "folder", tmp_path / "a.jsonl"):
+        assert main(call("--n", 40, "--prompt", "sand ", "--out", out)) == 0
+    capsys.readouterr()
+    found = []
+    for path in (tmp_path / "folder", tmp_path / "a.jsonl"):
+        assert main(["score", str(path), "--judge", "exact:words", "--json"]) == 0
+        (document,) = json.loads(capsys.readouterr().out)["files"]
+        found.append({**document, "file": ""})
+    assert found[0] == found[1]
+    assert found[0]["samples"] == 40
+
+
 # On a bare machine
 
 BARE = """
@@ -412,6 +431,8 @@ def test_the_benchmark_needs_nothing_but_torch(tmp_path):
         "64",
         "--per-shard",
         "32",
+        "--threads",
+        "1",
         "--repeats",
         "1",
         "--device",

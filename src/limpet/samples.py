@@ -138,10 +138,7 @@ def sample(
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
-        raise LimpetError(
-            f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
-        )
+    check_stream(seed, first, n)
     fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
     for part in replay or ():
         if part.shape != fixed.shape:
@@ -180,6 +177,13 @@ def sample(
         tokenizer=tokenizer_digest(model.tokenizer),
         _decode=None if model.tokenizer is None else model.tokenizer.decode,
     )
+
+
+def check_stream(seed: int, first: int, n: int) -> None:
+    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
+        raise LimpetError(
+            f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
+        )
 
 
 def at_once(model: Denoiser, length: int) -> int:

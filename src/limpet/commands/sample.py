@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, out, progress, show
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, progress, show
+from limpet.commands import out as printer
 from limpet.commands.study import On, clock, placed
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
@@ -38,7 +39,7 @@ def run(
     batch_size: int | None = None,
     where: Somewhere = HERE,
     record: Path | None = None,
-    out_path: Annotated[str | None, tyro.conf.arg(name="out")] = None,
+    out: str | None = None,
     format: Literal["jsonl", "parquet"] = "jsonl",
     per_shard: int | None = None,
     on: On = "local",
@@ -72,7 +73,7 @@ def run(
         seed: the same seed gives the same samples, whatever the batch size
         batch_size: samples computed at once
         record: also write the path of the first sample here, for `limpet watch` and `limpet view`
-        out_path: also write the samples here as JSON lines, if it is a file (it ends in .jsonl, say); else it is a
+        out: also write the samples here as JSON lines, if it is a file (it ends in .jsonl, say); else it is a
             folder, or any address that fsspec knows, of shards alone
         format: of a folder's shards
         per_shard: samples in each of them; by their number unless told
@@ -90,17 +91,17 @@ def run(
         raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
     given = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
     words = fixes(fix)
-    if out_path is not None and _is_folder(out_path):
+    if out is not None and _is_folder(out):
         if record is not None:
-            raise LimpetError(f"record writes one path, and {out_path} is a folder of shards: leave one out")
+            raise LimpetError(f"record writes one path, and {out} is a folder of shards: leave one out")
         order = bulk.Order(model, sampler, n, seed, length, given, words, format, per_shard, batch_size)
         shelf = Shelf(where.device if on == "local" else "cpu", where.resolved)
         place, threads = placed(on, workers, address, where.device, threads, shelf)
-        return _many(order, Store(out_path), place, shelf, threads, json)
+        return _many(order, Store(out), place, shelf, threads, json)
     if on != "local" or format != "jsonl" or per_shard is not None:
         raise LimpetError("on, format and per-shard are for shards in a folder: name one with --out, without an ending")
     denoiser = where.load(model)
-    for file in (out_path, record):
+    for file in (out, record):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise LimpetError(f"{file} cannot be written: the folder {Path(file).absolute().parent} does not exist")
     prefix = [one for one in given for _ in range(n)] or None
@@ -117,13 +118,13 @@ def run(
 
         samples = sample(denoiser, sampler, total, seed, length, prefix, fixed, batch_size, watch)
     lines = bulk.json_lines(samples).decode()
-    if out_path is not None:
+    if out is not None:
         try:
-            write_whole(out_path, lines)
+            write_whole(out, lines)
         except LimpetError:
             print(lines, end="")  # they took time: they are not lost with the disk
             raise
-        err.print(f"wrote {total} samples to {out_path}", markup=False)
+        err.print(f"wrote {total} samples to {out}", markup=False)
     if record is not None:
         path = trajectory.record(denoiser, sampler, seed, 0, length, prefix and prefix[0], fixed)
         path.save(record)
@@ -136,7 +137,7 @@ def run(
         texts = samples.texts if denoiser.tokenizer else [str(ids) for ids in samples.tokens.tolist()]
         for i, text in enumerate(texts):
             err.rule(f"sample {i} · seed {seed} · {samples.nfe} calls · {int(samples.selected[i])} selected")
-            out.print(text, markup=False)
+            printer.print(text, markup=False)
     return 0
 
 

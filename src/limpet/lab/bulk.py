@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from limpet.denoisers import Denoiser, tokenizer_digest
+from limpet.denoisers import tokenizer_digest
 from limpet.errors import LimpetError, extra
 from limpet.lab.places import Place
 from limpet.lab.run import Progress, Summary, work
@@ -23,7 +23,7 @@ from limpet.lab.store import Spot, Store, canonical, digest
 from limpet.lab.units import LAW, Prefixes, Unit, sampler_facts
 from limpet.lab.worker import Event, Job
 from limpet.samplers import Sampler
-from limpet.samples import Samples, at_once, given_tokens, ids_of, sample, spelled
+from limpet.samples import Samples, at_once, check_stream, ids_of, sample, spelled
 
 PLAN = "samples"
 LAYOUT = 1  # of a row: raised whenever equal samples would be written otherwise
@@ -144,7 +144,12 @@ def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[
     length = order.length or model.length
     fixed = spelled(model, (order.fixed or {}).items(), length)
     prompts = tuple(tuple(ids_of(model, prompt, "prompts")) for prompt in order.prompts)
+    for i, ids in enumerate(prompts):
+        if len(ids) > length:
+            which = f"prompt {i + 1} of {len(prompts)} has {len(ids)} tokens"
+            raise LimpetError(f"{which}, the sequence {length}: shorten it or raise length")
     total = order.n * max(1, len(prompts))
+    check_stream(order.seed, 0, total)
     facts = {
         "law": LAW,
         "layout": LAYOUT,
@@ -155,13 +160,13 @@ def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[
         **sampler_facts(order.sampler),
         "seed": order.seed,
         "length": length,
-        "given": digest(canonical([sorted(fixed.items()), [order.n, prompts] if prompts else None])),
+        "given": digest(canonical([sorted(fixed.items()), order.n if len(prompts) > 1 else None, prompts])),
         "format": order.format,
     }
     size = _size(order, total, facts, store)
     order = replace(order, length=length, prompts=(), fixed=fixed)
     draws = [
-        _draw(order, facts, number, first, min(size, total - first), prompts, model)
+        _draw(order, facts, number, first, min(size, total - first), prompts)
         for number, first in enumerate(range(0, total, size))
     ]
     keys = [draw.key for draw in draws]
@@ -169,22 +174,10 @@ def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[
     return draws, {**document, "cells": [{"name": PLAN, "keys": keys}]}
 
 
-def _draw(
-    order: Order, facts: dict[str, Any], number: int, first: int, n: int, prompts: Prefixes, model: Denoiser
-) -> Draw:
-    """A shard, if its samples can be: a prompt that is too long is told before the first is begun."""
-    each = order.n
-    prefixes = tuple(prompts[i // each] for i in range(first, first + n)) if prompts else None
-    given_tokens(model, n, order.length or model.length, prefixes, order.fixed)
-    return Draw(
-        {**facts, "first": first, "n": n},
-        order.sampler.nfe * n * (order.length or model.length),
-        order,
-        number,
-        first,
-        n,
-        prefixes,
-    )
+def _draw(order: Order, facts: dict[str, Any], number: int, first: int, n: int, prompts: Prefixes) -> Draw:
+    prefixes = tuple(prompts[i // order.n] for i in range(first, first + n)) if prompts else None
+    cost = order.sampler.nfe * n * facts["length"]
+    return Draw({**facts, "first": first, "n": n}, cost, order, number, first, n, prefixes)
 
 
 def _size(order: Order, total: int, facts: dict[str, Any], store: Store) -> int:
@@ -211,8 +204,9 @@ def _begun(store: Store) -> dict[str, Any] | None:
         plan = store.read_plan(PLAN)
     except LimpetError:
         return None
-    whole = type(plan.get("samples")) is type(plan.get("per_shard")) is int and isinstance(plan.get("facts"), dict)
-    return plan if whole and len(plan["cells"]) == 1 else None
+    counts, facts = [plan.get(name) for name in ("samples", "per_shard")], plan.get("facts")
+    whole = all(type(count) is int and count > 0 for count in counts) and len(plan["cells"]) == 1
+    return plan if whole and isinstance(facts, dict) and facts.get("format") in WRITERS else None
 
 
 # The work
@@ -251,12 +245,13 @@ def make(
 
 def _paced(document: dict[str, Any], tell: Callable[[Pace], None]) -> Callable[[Progress], None]:
     """From shards to samples. Only the last shard has fewer, so that few may be counted too early."""
-    begun, total, found = time.monotonic(), document["samples"], 0
+    begun, found, total = 0.0, 0, document["samples"]
 
     def told(now: Progress) -> None:
-        nonlocal found
+        nonlocal begun, found
         done = min(total, now.done * document["per_shard"])
-        found = done if now.event is None else found
+        if now.event is None:
+            begun, found = time.monotonic(), done
         tell(Pace(now.event, done, total, (done - found) / max(1e-9, time.monotonic() - begun), now.left))
 
     return told
