@@ -5,8 +5,8 @@
 
 It needs torch, the package's own source beside it and whatever the model needs; nothing is downloaded. `ratio` is the
 median over repeats of the rate of bulk sampling, rows written, over that of `limpet.sample`, whose samples stay in
-memory. `processes` is the same for --workers processes that share the threads, from when each has made a shard: they
-have begun by then."""
+memory. `work` is the same of processor seconds, which a busy machine disturbs less. `processes` is the rate of
+--workers processes that share the threads, from when each has made a shard: they have begun by then."""
 
 from __future__ import annotations
 
@@ -54,13 +54,15 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     model = shelf.model(options.model)
     order = bulk.Order(options.model, sampler, options.n, per_shard=options.per_shard)
     limpet.sample(model, sampler, n=min(options.n, options.per_shard))  # the first is slower
-    here, there, scattered, same = [], [], [], True
+    here, there, scattered, work, same = [], [], [], [], True
     for _ in range(options.repeats):
-        begun = time.perf_counter()
+        begun, spent = time.perf_counter(), time.process_time()
         tokens = limpet.sample(model, sampler, n=options.n).tokens.tolist()
         here.append(options.n / (time.perf_counter() - begun))
+        between = time.process_time()
         found, rows = rate(order, local(shelf=shelf), shelf, options.threads, 0)
         there.append(found)
+        work.append((between - spent) / (time.process_time() - between))
         same &= rows == tokens
         if options.workers:
             each = max(1, options.threads // options.workers)
@@ -79,6 +81,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "length": model.length,
         "rates": {"sample": here, "bulk": there, "processes": scattered},
         "ratio": median(there),
+        "work": statistics.median(work),
         "processes": median(scattered) if scattered else None,
         "same_rows": same,
     }

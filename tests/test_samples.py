@@ -243,6 +243,16 @@ def test_each_sample_may_begin_with_its_own_prefix() -> None:
         limpet.sample(WORDS, QUICK, n=2, prefix=["a", "b" * 161])
 
 
+def test_one_prefix_of_ids_is_for_all_samples_in_whatever_form() -> None:
+    ids = WORDS.tokenizer.encode("sand")  # as many as there are samples
+    wanted = limpet.sample(WORDS, QUICK, n=4, prefix="sand").tokens
+    for prefix in (ids, tuple(ids), torch.tensor(ids), torch.tensor(ids).numpy(), list(torch.tensor(ids))):
+        assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=prefix).tokens, wanted)
+    for own in ([ids] * 4, torch.tensor([ids] * 4), torch.tensor([ids] * 4).numpy(), [torch.tensor(ids)] * 4):
+        assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=own).tokens, wanted)
+    assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=[]).tokens, limpet.sample(WORDS, QUICK, n=4).tokens)
+
+
 def test_words_are_fixed_by_the_tokenizer() -> None:
     by_word = limpet.sample(WORDS, QUICK, n=2, fixed={5: "sand", 20: 3, 30: [19, 5]})
     spelled = {5 + i: token for i, token in enumerate(WORDS.tokenizer.encode("sand"))}

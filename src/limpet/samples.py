@@ -223,7 +223,7 @@ def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fix
 def _prefixes(prefix: Given, n: int) -> Iterator[tuple[int | slice, Any]]:
     """Which samples begin with what: all with one prefix, or each with its own."""
     shape = () if isinstance(prefix, str | int) else tuple(getattr(prefix, "shape", (len(prefix),)))
-    own = bool(shape and shape[0]) and (len(shape) > 1 or isinstance(prefix[0], str | Sequence | Tensor))
+    own = bool(shape and shape[0]) and (isinstance(prefix[0], str) or np.ndim(prefix[0]) > 0)
     if len(shape) > 2 or (own and shape[0] != n) or isinstance(prefix, int):
         raise LimpetError(f"prefix has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
     yield from enumerate(prefix) if own else [(slice(None), prefix)]
