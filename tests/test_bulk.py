@@ -159,7 +159,7 @@ def test_killed_five_times_over_two_thousand_samples_it_ends_the_same(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "order", [Order("exact:chain", QUICK, 20_000), Order("mini", QUICK, 400)], ids=lambda order: order.model
+    "order", [Order("exact:chain", QUICK, 20_000), Order("mini", QUICK, 400, length=64)], ids=lambda order: order.model
 )
 def test_killed_twenty_times_at_random_moments_it_ends_the_same(tmp_path, order):
     assert max(killed_and_resumed(tmp_path, order, 20, seed=2)) > 0
