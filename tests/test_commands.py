@@ -229,13 +229,36 @@ def test_samples_go_where_they_are_told(capsys, tmp_path):
     assert main([*call, "--out", str(tmp_path / "a.jsonl"), "--record", str(tmp_path / "a.limpet")]) == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "a.limpet").stat().st_size > 0
-    assert capsys.readouterr().out == ""
+    assert len(capsys.readouterr().out.splitlines()) == 2  # also printed
     words = failed(capsys, *call, "--out", str(tmp_path / "no" / "a.jsonl"))
     assert "does not exist" in words
     assert main(call) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
     assert "3 calls" in shown.err
+
+
+def test_words_and_ids_are_fixed_where_they_are_told(capsys, tmp_path):
+    call = ["sample", "--model", "exact:words", "--n", "2", "--nfe", "3", "--json"]
+    assert main([*call, "--fix", "5=sand salt", "--fix", "20=3", "--fix", "30=19,5,1", "--prompt", "ro"]) == 0
+    for row in map(json.loads, capsys.readouterr().out.splitlines()):
+        assert row["text"][5:14] == "sand salt"
+        assert (row["tokens"][20], row["tokens"][30:33]) == (3, [19, 5, 1])
+        assert (row["prefix"], row["prefix_text"], row["text"][:2]) == (2, "ro", "ro")
+        assert [at for at, _ in row["fixed"]] == [*range(5, 14), 20, 30, 31, 32]
+        assert all(row["tokens"][at] == token for at, token in row["fixed"])
+    for wrong, words in (
+        (["12"], "it takes POSITION=WORDS"),
+        (["12="], "it takes POSITION=WORDS"),
+        (["-1=a"], "it takes POSITION=WORDS"),
+        (["1=a", "1=b"], "position 1 is fixed twice"),
+        (["1=ab", "2=b"], "position 2 is given twice: move 'b'"),
+        (["158=sand"], "'sand' takes 4 tokens from position 158, past the 160 of the sequence"),
+        (["160=a"], "fixed position 160 is outside a sequence of 160 tokens"),
+        (["1=27"], "token 27 is outside the vocabulary of 27"),
+        (['1="27"'], "it was given '27'"),  # in quotes, digits are words
+    ):
+        assert words in failed(capsys, *call, *(word for one in wrong for word in ("--fix", one)))
 
 
 def test_progress_needs_no_mark(capsys, mine):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import LimpetError
+from limpet.files import read_prompts
 from limpet.training import data
 
 WORDS = "the sea was calm and the small boat went out past grey rocks where limpets hold".split()
@@ -35,6 +36,27 @@ def test_documents_are_what_blank_lines_separate(tmp_path: Path, corpus: Path) -
     plain = tmp_path / "more.txt"
     plain.write_bytes(b"\n\none\r\ntwo\r\n\r\nthree\n\n\n\nfour")
     assert data.read_documents([corpus, plain]) == [*documents(40), "one\ntwo", "three", "four"]
+
+
+def test_documents_of_json_lines_may_hold_blank_lines(tmp_path: Path) -> None:
+    lines = '{"text": "one\\n\\ntwo"}\n\n"three\\u2028four"\n{"prompt": "five", "text": "six"}\n'
+    for name in ("texts.jsonl", "texts.jsonl.xz", "texts"):
+        file = tmp_path / name
+        file.write_bytes(lzma.compress(lines.encode()) if name.endswith(".xz") else lines.encode())
+        assert data.read_documents([file]) == ["one\n\ntwo", "three\u2028four", "five"]
+    assert read_prompts(tmp_path / "texts.jsonl") == ["one\n\ntwo", "three\u2028four", "five"]
+    (tmp_path / "plain.txt").write_text('{"text"} is a word\r\n\n  so \u2028 "is" this \n', newline="")
+    assert read_prompts(tmp_path / "plain.txt") == ['{"text"} is a word', '  so \u2028 "is" this ']
+    for wrong, words in (
+        ('{"text": 3}', "line 1 of .* has no text"),
+        ('"a"\n{"texts": "a"}', "line 2 of .* has no text"),
+        ('"a"\n\n{"text"', "line 3 of .* is not JSON"),
+        ("[" * 100_000, "line 1 of .* is not JSON"),
+        ("\n", "holds no prompt"),
+    ):
+        (tmp_path / "wrong.jsonl").write_text(wrong)
+        with pytest.raises(LimpetError, match=words):
+            read_prompts(tmp_path / "wrong.jsonl")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])

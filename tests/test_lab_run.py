@@ -344,11 +344,11 @@ def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
     """A disk that fills up in the middle: what was made stays, no further group is begun, and the reason is said."""
     honest, written = Store.write, []
 
-    def fills_up(store, key, tensors, rows):
+    def fills_up(store, key, *made):
         if len(written) == 5:
             raise Unwritable("the store cannot be written (No space left on device)")
         written.append(key)
-        honest(store, key, tensors, rows)
+        honest(store, key, *made)
 
     monkeypatch.setattr(Store, "write", fills_up)
     with pytest.raises(LimpetError, match="No space left"):

@@ -17,6 +17,7 @@ from limpet.engine.path import Path, State, open_path
 from limpet.engine.streams import Stream
 from limpet.samplers import from_dict
 from limpet.samplers.crs import NEVER, OPEN, Memory
+from limpet.samples import cut
 
 WORDS = source("exact:words")
 CHAIN = Markov(torch.ones(3), torch.ones(3, 3), 6)  # no tokenizer
@@ -219,3 +220,60 @@ def test_strange_letters_in_a_prefix_are_one_sentence() -> None:
 def test_infinite_budgets_are_fine() -> None:
     out = limpet.sample(WORDS, CRS(nfe=4, budget=math.inf, spacing=0), n=2)
     assert (out.selected == 160).all()
+
+
+# Texts that are given
+
+
+def test_each_sample_may_begin_with_its_own_prefix() -> None:
+    """Of any length each; what is generated has the randomness of the sample's number, whoever stands beside it."""
+    prompts = ["sand ", "re", "", "wind"]
+    for given in (prompts, [WORDS.tokenizer.encode(prompt) for prompt in prompts]):
+        out = limpet.sample(WORDS, QUICK, n=4, seed=5, prefix=given)
+        assert out.prefixes.tolist() == [5, 2, 0, 4]
+        assert out.prefix == 0
+        for i, (row, prompt) in enumerate(zip(out.rows(), prompts, strict=True)):
+            alone = limpet.sample(WORDS, QUICK, n=1, seed=5, first=i, prefix=prompt)
+            assert next(alone.rows()) == row
+            assert (row["prefix"], row["prefix_text"]) == (len(prompt), prompt)
+            assert row["text"].startswith(prompt)
+    with pytest.raises(LimpetError, match=r"prefix has shape \(3,\); it takes \(P,\) for all .* or 2 texts"):
+        limpet.sample(WORDS, QUICK, n=2, prefix=["a", "b", "c"])
+    with pytest.raises(LimpetError, match="prefix 2 of 2 has 161 tokens, the sequence 160"):
+        limpet.sample(WORDS, QUICK, n=2, prefix=["a", "b" * 161])
+
+
+def test_one_prefix_of_ids_is_for_all_samples_in_whatever_form() -> None:
+    ids = WORDS.tokenizer.encode("sand")  # as many as there are samples
+    wanted = limpet.sample(WORDS, QUICK, n=4, prefix="sand").tokens
+    for prefix in (ids, tuple(ids), torch.tensor(ids), torch.tensor(ids).numpy(), list(torch.tensor(ids))):
+        assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=prefix).tokens, wanted)
+    for own in ([ids] * 4, torch.tensor([ids] * 4), torch.tensor([ids] * 4).numpy(), [torch.tensor(ids)] * 4):
+        assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=own).tokens, wanted)
+    assert torch.equal(limpet.sample(WORDS, QUICK, n=4, prefix=[]).tokens, limpet.sample(WORDS, QUICK, n=4).tokens)
+
+
+def test_words_are_fixed_by_the_tokenizer() -> None:
+    by_word = limpet.sample(WORDS, QUICK, n=2, fixed={5: "sand", 20: 3, 30: [19, 5]})
+    spelled = {5 + i: token for i, token in enumerate(WORDS.tokenizer.encode("sand"))}
+    by_id = limpet.sample(WORDS, QUICK, n=2, fixed={**spelled, 20: 3, 30: 19, 31: 5})
+    assert torch.equal(by_word.tokens, by_id.tokens)
+    assert [row["fixed"] for row in by_word.rows()] == [[[at, int(row[at])] for at in (5, 6, 7, 8, 20, 30, 31)]
+                                                       for row in by_word.tokens]  # fmt: skip
+    with pytest.raises(LimpetError, match="position 6 is given twice: move 'and'"):
+        limpet.sample(WORDS, QUICK, n=1, fixed={5: "sand", 6: "and"})
+    with pytest.raises(LimpetError, match="has no tokenizer: give what is fixed as token ids"):
+        limpet.sample(CHAIN, QUICK, n=1, fixed={0: "a"})
+
+
+def test_a_text_is_cut_into_parts_that_are_the_whole() -> None:
+    """Also where a character lies in ids on both sides of the cut."""
+    halves = {1: "caf", 2: "\ufffd", 3: "s"}
+
+    def decode(ids: list[int]) -> str:
+        return "".join(halves[i] for i in ids).replace("\ufffd\ufffd", "\u00e9")
+
+    assert cut(decode, [1, 2, 2, 3], 2) == ("caf", "\u00e9s")
+    assert cut(decode, [1, 2, 2, 3], 3) == ("caf\u00e9", "s")
+    assert cut(decode, [1, 2, 2, 3], 0) == ("", "caf\u00e9s")
+    assert cut(decode, [1, 3], 2) == ("cafs", "")

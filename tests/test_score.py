@@ -312,6 +312,8 @@ def test_words_on_the_terminal(capsys, tmp_path, folder, judge):
         ('{"text": "a", "prefix": "b"}', '"prefix"'),
         ('{"tokens": [1, 2], "prefix": 3}', '"prefix"'),
         ('{"text": "a", "prefix": 1}', '"prefix"'),
+        ('{"text": "a b", "tokens": [1, 2], "prefix": 1, "prefix_text": "b"}', '"prefix_text" that is not how'),
+        ('{"text": "a b", "tokens": [1, 2], "prefix": 1, "prefix_text": 1}', '"prefix_text" that is not how'),
         ('{"tokens": [1, -2]}', '"tokens"'),
         ('{"text": "a", "tokenizer": 3}', '"tokenizer"'),
     ],

@@ -77,6 +77,10 @@ CASES = [
     ("mini", "mini-judge", None, "ids"),
     ("mini", "mini-judge", "Once upon a time", "ids"),
     ("tiny", "mini-judge", None, "text"),
+    ("tiny", "mini-judge", "the sea", "text"),  # a continuation, for a judge of another tokenizer
+    ("tiny", "mini-judge", "the s\u00e9", "text"),
+    ("exact:words", "mini-judge", "sand ", "text"),
+    ("exact:chain", "exact:words", "sand ", "law"),
 ]
 
 

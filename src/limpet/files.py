@@ -1,8 +1,10 @@
-"""Files that appear whole or not at all, texts in UTF-8, and TOML as dataclasses, with a sentence for what is wrong."""
+"""Files that appear whole or not at all, texts in UTF-8, one a line or as JSON lines, and TOML as dataclasses, with a
+sentence for what is wrong."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
@@ -95,6 +97,51 @@ def read_text(path: Name, what: str) -> str:
         if isinstance(error, LimpetError):
             raise
         raise LimpetError(f"{path} cannot be read ({error}): {what}") from error
+
+
+# Several texts in one file
+
+
+def json_texts(content: str, path: Name) -> list[str] | None:
+    """The texts of JSON lines, each a string or an object with "prompt" or "text"; None where it is no such file.
+
+    It is one by its name, or as it begins like an object and its name does not end in .txt."""
+    name = os.fspath(path).removesuffix(".xz")
+    if not name.endswith(".jsonl") and (name.endswith(".txt") or not content.lstrip().startswith("{")):
+        return None
+    texts = []
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise LimpetError(
+                f"line {number} of {path} is not JSON ({error}): write one object on each line, or end its name in .txt"
+            ) from error
+        text = row.get("prompt", row.get("text")) if isinstance(row, dict) else row
+        if not isinstance(text, str):
+            raise LimpetError(f'line {number} of {path} has no text: write {{"text": "..."}}, or a string in quotes')
+        texts.append(text)
+    return texts
+
+
+def read_prompts(path: Name) -> list[str]:
+    """One prompt a line, or JSON lines, whose prompts may hold newlines."""
+    content = read_text(path, "name a text file, one prompt a line, or JSON lines")
+    prompts = json_texts(content, path)
+    if prompts is None:
+        prompts = [line.removesuffix("\r") for line in content.split("\n") if line.strip()]
+    if not prompts:
+        raise LimpetError(f"{path} holds no prompt: write one a line, or JSON lines")
+    return prompts
+
+
+def documents(content: str, path: Name) -> list[str]:
+    """What stands between blank lines, or the texts of JSON lines, which may hold blank lines."""
+    texts = json_texts(content, path)
+    parts = content.replace("\r\n", "\n").split("\n\n") if texts is None else texts
+    return [part.strip("\n") for part in parts if part.strip()]
 
 
 # TOML as dataclasses

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,12 @@ from limpet.denoisers import Denoiser, Needed, Wrapped, tokenizer_digest
 from limpet.engine.path import Info, Path, State, check, generate, open_path
 from limpet.engine.steps import Backend
 from limpet.engine.streams import SAMPLES, SEEDS, Stream
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, extra, plain
 from limpet.samplers import CRS, Sampler
 
-Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
+Ids = Sequence[int]
+Given = str | Ids | Tensor | Sequence[str] | Sequence[Ids]  # a prompt: text, ids, or (n, P) ids; or each sample's own
+Fixed = Mapping[int, int | str | Ids] | Tensor  # a token, or some from there on as ids or text; or (L,) or (n, L) ids
 Watcher = Callable[
     [State, Info, int, int], None
 ]  # told after every call of every batch, with how many are done, of all
@@ -35,11 +38,21 @@ class Samples:
     sampler: Sampler
     seed: int
     first: int  # index of the first sample under the seed
-    prefix: int  # how many leading tokens were given
+    given: Tensor  # (n, L) what was given, -1 where it was free
     model: str
     digest: str
     tokenizer: str | None  # its digest
     _decode: Callable[[list[int]], str] | None = field(repr=False)
+
+    @property
+    def prefix(self) -> int:
+        """How many leading tokens were given to every sample."""
+        return int(self.prefixes.min())
+
+    @property
+    def prefixes(self) -> Tensor:
+        """(n,) how many leading tokens were given to each."""
+        return (self.given >= 0).long().cumprod(1).sum(1)
 
     @property
     def texts(self) -> list[str]:
@@ -49,13 +62,28 @@ class Samples:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dict a sample, with everything that decides it: what `limpet sample` writes as JSON lines."""
-        texts = self.texts if self._decode else [None] * len(self.tokens)
-        for i, text in enumerate(texts):
+        selected, sampler = self.selected.tolist(), self.sampler.to_dict()
+        for i, (tokens, prefix, given) in enumerate(
+            zip(self.tokens.tolist(), self.prefixes.tolist(), self.given, strict=True)
+        ):
+            fixed = [at for at in (given >= 0).nonzero().flatten().tolist() if at >= prefix]
+            before, after = (None, None) if self._decode is None else cut(self._decode, tokens, prefix)
             yield {
-                "text": text, "tokens": self.tokens[i].tolist(), "seed": self.seed, "sample": self.first + i,
-                "model": self.model, "digest": self.digest, "tokenizer": self.tokenizer, "nfe": self.nfe,
-                "selected": int(self.selected[i]), "prefix": self.prefix, "sampler": self.sampler.to_dict(),
+                "text": None if before is None or after is None else before + after, "tokens": tokens,
+                "seed": self.seed, "sample": self.first + i, "model": self.model, "digest": self.digest,
+                "tokenizer": self.tokenizer, "nfe": self.nfe, "selected": selected[i], "prefix": prefix,
+                "prefix_text": before, "fixed": [[at, tokens[at]] for at in fixed], "sampler": sampler,
             }  # fmt: skip
+
+
+def cut(decode: Callable[[list[int]], str], ids: list[int], prefix: int) -> tuple[str, str]:
+    """The text of some ids, cut where the first `prefix` of them end: the two parts are the whole. A character that
+    lies in ids on both sides is of the second part."""
+    text, before = decode(ids), decode(ids[:prefix]) if prefix else ""
+    end = len(before)
+    if not text.startswith(before):
+        end = next(i for i in range(end) if text[: i + 1] != before[: i + 1])
+    return text[:end], text[end:]
 
 
 class Counted(Wrapped):
@@ -89,7 +117,7 @@ def sample(
     seed: int = 8200,
     length: int | None = None,
     prefix: Given | None = None,
-    fixed: Mapping[int, int] | Tensor | None = None,
+    fixed: Fixed | None = None,
     batch_size: int | None = None,
     progress: bool | Watcher = False,
     *,
@@ -99,8 +127,9 @@ def sample(
 ) -> Samples:
     """n samples of a model under a sampler (default: CRS with 64 calls).
 
-    prefix: text or ids to begin with. fixed: more generally, given tokens anywhere, as {position: token} or a tensor
-    (L,) or (n, L) with -1 where the position is free; both hold in state, input and output and are never selected.
+    prefix: text or ids to begin with, or a list of n of them, one for each sample. fixed: more generally, given tokens
+    anywhere, as {position: token}, as {position: text or ids} that begin there, or as a tensor (L,) or (n, L) with -1
+    where the position is free; both hold in state, input and output and are never selected.
     replay: the `memory` of other samples: select where and when they did. first: index of the first sample under the
     seed, so that shards of one set can be made apart. progress: True for a bar, or a function told after every call."""
     sampler = CRS() if sampler is None else sampler
@@ -109,10 +138,7 @@ def sample(
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
-        raise LimpetError(
-            f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
-        )
+    check_stream(seed, first, n)
     fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
     for part in replay or ():
         if part.shape != fixed.shape:
@@ -120,8 +146,7 @@ def sample(
                 f"the replayed samples have shape {tuple(part.shape)}, these {tuple(fixed.shape)}: "
                 "ask for as many samples of the same length"
             )
-    if batch_size is None:  # enough rows to keep the device busy, few enough to bound the features' memory
-        batch_size = max(1, (65536 if model.device.type == "cuda" else 8192) // fixed.shape[1])
+    batch_size = batch_size or at_once(model, fixed.shape[1])
     counted = Counted(model)
     ends: list[State] = []
     selected: list[Tensor] = []
@@ -146,7 +171,7 @@ def sample(
         sampler=sampler,
         seed=seed,
         first=first,
-        prefix=int((fixed >= 0).all(0).cumprod(0).sum()),
+        given=fixed.cpu(),
         model=model.name,
         digest=model.digest,
         tokenizer=tokenizer_digest(model.tokenizer),
@@ -154,46 +179,85 @@ def sample(
     )
 
 
+def check_stream(seed: int, first: int, n: int) -> None:
+    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
+        raise LimpetError(
+            f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
+        )
+
+
+def at_once(model: Denoiser, length: int) -> int:
+    """Samples in a batch: enough to keep the device busy, few enough to bound the features' memory."""
+    return max(1, (65536 if model.device.type == "cuda" else 8192) // length)
+
+
 def begin(sampler: Sampler, path: Path, recorded: tuple[Tensor, ...] | None = None) -> State:
     """The start of a path, or of the replay of a recorded one."""
     return sampler.begin(path) if recorded is None else sampler.replay(path, recorded)
 
 
-def given_tokens(
-    model: Denoiser, n: int, length: int, prefix: Given | None, fixed: Mapping[int, int] | Tensor | None
-) -> Tensor:
+def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fixed: Fixed | None) -> Tensor:
     """(n, L) given tokens, -1 where free, from a prefix and fixed positions, checked."""
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
-        for position, token in fixed.items():
-            if not 0 <= position < length:
-                raise LimpetError(f"fixed position {position} is outside a sequence of {length} tokens")
-            _check_token(model, token)
+        for position, token in spelled(model, fixed.items(), length).items():
             tokens[:, position] = token
     elif fixed is not None:
         if fixed.shape not in {(length,), (n, length)}:
             raise LimpetError(f"fixed has shape {tuple(fixed.shape)}; it takes ({length},) or ({n}, {length})")
         tokens[:] = fixed
     if prefix is not None:
-        if isinstance(prefix, str):
-            if model.tokenizer is None:
-                raise LimpetError(f"{model.name} has no tokenizer: give the prefix as token ids")
-            prefix = model.tokenizer.encode(prefix)
-        ids = torch.as_tensor(prefix, dtype=torch.long)
-        for token in ids[ids < 0].tolist():
-            _check_token(model, token)
-        if ids.dim() not in (1, 2) or (ids.dim() == 2 and len(ids) != n):
-            raise LimpetError(f"prefix has shape {tuple(ids.shape)}; it takes (P,) for all samples or ({n}, P)")
-        if ids.shape[-1] > length:
-            raise LimpetError(
-                f"the prefix has {ids.shape[-1]} tokens, the sequence {length}: shorten it or raise length"
-            )
-        tokens[:, : ids.shape[-1]] = ids
+        for rows, given in _prefixes(prefix, n):
+            ids = ids_of(model, given, "the prefix")
+            if len(ids) > length:
+                which = "the prefix" if isinstance(rows, slice) else f"prefix {rows + 1} of {n}"
+                raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
+            tokens[rows, : len(ids)] = torch.tensor(ids, dtype=torch.long)
     for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
         _check_token(model, token)
     return tokens
+
+
+def _prefixes(prefix: Given, n: int) -> Iterator[tuple[int | slice, Any]]:
+    """Which samples begin with what: all with one prefix, or each with its own."""
+    shape = () if isinstance(prefix, str | int) else tuple(getattr(prefix, "shape", (len(prefix),)))
+    own = bool(shape and shape[0]) and (isinstance(prefix[0], str) or np.ndim(prefix[0]) > 0)
+    if len(shape) > 2 or (own and shape[0] != n) or isinstance(prefix, int):
+        raise LimpetError(f"prefix has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
+    yield from enumerate(prefix) if own else [(slice(None), prefix)]
+
+
+def spelled(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], length: int) -> dict[int, int]:
+    """{position: token} of tokens, and of texts or ids that begin at a position."""
+    given: dict[int, int] = {}
+    for start, text in texts:
+        ids, shown = ids_of(model, text, "what is fixed"), plain(ascii(text), 40)
+        if not 0 <= start < length:
+            raise LimpetError(f"fixed position {start} is outside a sequence of {length} tokens")
+        if start + len(ids) > length:
+            raise LimpetError(
+                f"{shown} takes {len(ids)} tokens from position {start}, past the {length} of the sequence: "
+                "shorten it or raise length"
+            )
+        for position, token in enumerate(ids, start):
+            if position in given:
+                raise LimpetError(f"position {position} is given twice: move {shown}")
+            given[position] = token
+    return given
+
+
+def ids_of(model: Denoiser, given: int | str | Ids | Tensor, what: str) -> list[int]:
+    """Text as the model's own ids, or one or more ids as they are, checked."""
+    if isinstance(given, str):
+        if model.tokenizer is None:
+            raise LimpetError(f"{model.name} has no tokenizer: give {what} as token ids")
+        return model.tokenizer.encode(given)
+    ids: list[int] = np.atleast_1d(np.asarray(given)).tolist()
+    for token in ids:
+        _check_token(model, token)
+    return ids
 
 
 def _check_token(model: Denoiser, token: int) -> None:

@@ -15,6 +15,7 @@ from limpet.errors import LimpetError
 from limpet.judges import CONVENTIONS, Judge, ScoreCache, Scores, TrueLaw, gen_nll
 from limpet.judges.judge import Progress
 from limpet.metrics import METRICS, Metric, self_bleu
+from limpet.samples import cut
 from limpet.stats import numbers
 
 AUTO = "auto"  # the convention that judge and samples settle between them
@@ -81,10 +82,10 @@ def score(
     """What a judge says of a model's samples (n, L), their first `prefix` tokens given and not counted."""
     convention, by_ids = way_for(judge, model, convention)
     rows = [[int(token) for token in row] for row in tokens]
-    before: list[Any] = [row[:prefix] for row in rows]
-    own: list[Any] = [row[prefix:] for row in rows]
+    parts: list[Any] = [(row[:prefix], row[prefix:]) for row in rows]
     if model.tokenizer is not None and not by_ids:
-        before, own = ([model.tokenizer.decode(row) for row in part] for part in (before, own))
+        parts = [cut(model.tokenizer.decode, row, prefix) for row in rows]
+    before, own = zip(*parts, strict=True)
     return gen_nll(judge, own, convention, before if prefix else None, cache, batch_size, progress)
 
 

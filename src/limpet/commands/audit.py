@@ -60,7 +60,8 @@ def run(
         nfe: network calls of a path; the preset's own number unless told
         judge: what scores texts, where an audit does: the preset's own, or mini-judge for models that are named; an
             exact source scores its own
-        text: clean text for the audits of forward states (selection, risk, mending); held-out pages unless given
+        text: clean text for the audits of forward states (selection, risk, mending); held-out pages unless given;
+            documents apart by a blank line, or JSON lines
         precision: what the networks run in; the preset's own unless told
         store: where finished shards live, as for `limpet study`: nothing is made twice
         out_folder: where a report is written, in a folder of its own for each audit

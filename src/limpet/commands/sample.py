@@ -1,20 +1,29 @@
-"""`limpet sample`: texts from a model under a sampler."""
+"""`limpet sample`: texts from a model under a sampler, a few at once or a million in shards."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import os
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, out, progress
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, progress, show
+from limpet.commands import out as printer
+from limpet.commands.study import On, clock, placed
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
-from limpet.files import write_whole
-from limpet.samples import sample
+from limpet.files import read_prompts, write_whole
+from limpet.lab import Shelf, Store, bulk
+from limpet.lab.places import Place
+from limpet.samples import sample, spelled
 from limpet.view import trajectory
+
+QUIET = 30.0  # seconds between remarks on a long run, where nobody watches a bar
 
 
 def run(
@@ -22,67 +31,187 @@ def run(
     arm: Annotated[str, tyro.conf.arg(help=ARM_HELP)] = "crs",
     nfe: int = 64,
     prompt: str | None = None,
+    prompts: str | None = None,
+    fix: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     n: int = 4,
     length: Length = None,
     seed: int = 8200,
     batch_size: int | None = None,
     where: Somewhere = HERE,
     record: Path | None = None,
-    out_file: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
+    out: str | None = None,
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    per_shard: int | None = None,
+    on: On = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    threads: int | None = None,
+    verify: str | None = None,
     json: bool = False,
-) -> None:
-    """Sample texts, with CRS unless told otherwise.
+) -> int:
+    """Sample texts, with CRS unless told otherwise; into a folder, as many as you like, in shards.
+
+    A folder's shards appear whole or not at all. Stopped at any moment, the same command goes on; so does a second one
+    beside it, and one with a larger --n.
 
     $ limpet sample --n 2 --nfe 32
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --length 1024 --device cuda
-    $ limpet sample --arm "crs nfe=32 budget=.25"
+    $ limpet sample --arm "crs nfe=32 budget=.25" --fix "12= sea" --fix "20= the sand"
     $ limpet sample --arm "native top_p=.9" --json > samples.jsonl
     $ limpet sample --n 1 --record crs.limpet
+    $ limpet sample --n 1000000 --out samples --on processes --workers 8
+    $ limpet sample --n 16 --prompts prompts.jsonl --out s3://bucket/samples --on ray --address auto
+    $ limpet sample --verify samples
 
     Args:
         nfe: network calls for one sample, unless the arm says otherwise
         prompt: text that every sample begins with
+        prompts: a file of prompts, --n samples of each: one a line, or JSON lines with "prompt" or "text"
+        fix: POSITION=WORDS, words that stand from that token on, 12= sea say; digits are ids (12=345,6) unless they
+            stand in double quotes; several times for several
         n: how many samples
         seed: the same seed gives the same samples, whatever the batch size
         batch_size: samples computed at once
         record: also write the path of the first sample here, for `limpet watch` and `limpet view`
-        out_file: also write the samples here as JSON lines
-        json: print JSON lines, one a sample, instead of texts
+        out: also write the samples here as JSON lines, if it is a file (it ends in .jsonl, say); else it is a
+            folder, or any address that fsspec knows, of shards alone
+        format: of a folder's shards
+        per_shard: samples in each of them; by their number unless told
+        on: in this process, in processes (one a GPU, or as many as --workers), or on a Ray cluster; for a folder
+        workers: how many; as many as there are devices unless told
+        address: of a running Ray cluster; one is started here unless told
+        threads: of torch in each worker on the CPU
+        verify: read every shard of this folder against its seal, and sample nothing
+        json: print JSON lines, one a sample, instead of texts; of a folder, one document of what was done
     """
+    if verify is not None:
+        return _verify(verify, json)
     ((name, sampler),) = arms([arm], nfe).items()
+    if prompt is not None and prompts is not None:
+        raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
+    given = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
+    words = fixes(fix)
+    if out is not None and _is_folder(out):
+        if record is not None:
+            raise LimpetError(f"record writes one path, and {out} is a folder of shards: leave one out")
+        order = bulk.Order(model, sampler, n, seed, length, given, words, format, per_shard, batch_size)
+        shelf = Shelf(where.device if on == "local" else "cpu", where.resolved)
+        place, threads = placed(on, workers, address, where.device, threads, shelf)
+        return _many(order, Store(out), place, shelf, threads, json)
+    if on != "local" or format != "jsonl" or per_shard is not None:
+        raise LimpetError("on, format and per-shard are for shards in a folder: name one with --out, without an ending")
     denoiser = where.load(model)
-    for file in (out_file, record):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise LimpetError(f"{file} cannot be written: the folder {file.absolute().parent} does not exist")
-    tokens = (length or denoiser.length) * n
+    for file in (out, record):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise LimpetError(f"{file} cannot be written: the folder {Path(file).absolute().parent} does not exist")
+    prefix = [one for one in given for _ in range(n)] or None
+    total, fixed = n * max(1, len(given)), spelled(denoiser, words.items(), length or denoiser.length)
+    tokens = (length or denoiser.length) * total
     begun = time.monotonic()
-    with progress(f"{denoiser.name}, {name}", n * sampler.nfe) as tell:
+    with progress(f"{denoiser.name}, {name}", total * sampler.nfe) as tell:
 
-        def watch(state: State, info: Info, done: int, total: int) -> None:
-            rate = tokens * done / total / (time.monotonic() - begun)
+        def watch(state: State, info: Info, done: int, whole: int) -> None:
+            rate = tokens * done / whole / (time.monotonic() - begun)
             selected = info.marks.get("selected")
             count = "" if selected is None else f" · {selected.float().mean(0).sum():.0f} selected"
             tell(completed=done, detail=f"call {info.call + 1}/{sampler.nfe}{count} · {rate:,.0f} tokens/s")
 
-        samples = sample(denoiser, sampler, n, seed, length, prompt, batch_size=batch_size, progress=watch)
-    lines = [jsonlib.dumps(row, ensure_ascii=False) for row in samples.rows()]
-    if out_file is not None:
+        samples = sample(denoiser, sampler, total, seed, length, prefix, fixed, batch_size, watch)
+    lines = bulk.json_lines(samples).decode()
+    if out is not None:
         try:
-            write_whole(out_file, "\n".join(lines) + "\n")
+            write_whole(out, lines)
         except LimpetError:
-            print("\n".join(lines))  # they took time: they are not lost with the disk
+            print(lines, end="")  # they took time: they are not lost with the disk
             raise
-        err.print(f"wrote {n} samples to {out_file}", markup=False)
+        err.print(f"wrote {total} samples to {out}", markup=False)
     if record is not None:
-        path = trajectory.record(denoiser, sampler, seed, 0, length, prompt)
+        path = trajectory.record(denoiser, sampler, seed, 0, length, prefix and prefix[0], fixed)
         path.save(record)
         err.print(f"wrote the path of sample 0 to {record}", markup=False)
         if path.frames[-1].state.tolist() != samples.tokens[0].tolist():  # rounding, in a batch of another size
             err.print("its text differs from sample 0 here; --n 1 --precision float32 gives the same", markup=False)
     if json:
-        print("\n".join(lines))
-    elif out_file is None:
+        print(lines, end="")
+    else:
         texts = samples.texts if denoiser.tokenizer else [str(ids) for ids in samples.tokens.tolist()]
         for i, text in enumerate(texts):
             err.rule(f"sample {i} · seed {seed} · {samples.nfe} calls · {int(samples.selected[i])} selected")
-            out.print(text, markup=False)
+            printer.print(text, markup=False)
+    return 0
+
+
+def fixes(texts: Sequence[str]) -> dict[int, str | list[int]]:
+    """What `--fix` says of each position: words, or ids."""
+    found: dict[int, str | list[int]] = {}
+    for text in texts:
+        position, _, words = text.partition("=")
+        if not re.fullmatch(r"\d+", position, re.ASCII) or not words:
+            raise LimpetError(f'fix is {text!r}; it takes POSITION=WORDS, say "12= sea", or POSITION=IDS, say 12=345,6')
+        if int(position) in found:
+            raise LimpetError(f"position {position} is fixed twice: leave one out")
+        if re.fullmatch(r"\d+(,\d+)*", words, re.ASCII):
+            found[int(position)] = [int(token) for token in words.split(",")]
+        else:
+            quoted = re.fullmatch(r'"\d+(,\d+)*"', words, re.ASCII)
+            found[int(position)] = words[1:-1] if quoted else words
+    return found
+
+
+# Shards in a folder
+
+
+def _is_folder(path: str) -> bool:
+    """What has no ending or is a folder already: pipes and devices have none either, but are there."""
+    if "://" in path or path.endswith("/") or os.path.isdir(path):
+        return True
+    return not os.path.exists(path) and not Path(path).suffix
+
+
+def _many(order: bulk.Order, store: Store, place: Place, shelf: Shelf, threads: int | None, json: bool) -> int:
+    """Make the shards that are missing; where there is no terminal for a bar, say now and then how far it is."""
+    begun = spoken = time.monotonic()
+    with progress(f"{order.model} into {store.path}") as update:
+
+        def tell(now: bulk.Pace) -> None:
+            nonlocal spoken
+            if now.event is not None and now.event.error is not None:
+                err.print(f"{now.event.unit.name} failed: {now.event.error}", style="red", markup=False)
+            left = "" if now.left is None else f" · {clock(now.left)} left"
+            detail = f"samples · {now.rate:,.1f}/s{left}"
+            update(completed=now.done, total=now.total, detail=detail)
+            if not err.is_terminal and time.monotonic() - spoken > QUIET:
+                spoken = time.monotonic()
+                err.print(f"{now.done:,} of {now.total:,} {detail}", markup=False)
+
+        try:
+            summary = bulk.make(order, store, place, shelf, threads=threads, tell=tell)
+        except KeyboardInterrupt:
+            err.print("stopped: every finished shard is kept, and the same command goes on from there", markup=False)
+            raise
+    for shard, damage in summary.damaged.items():
+        err.print(f"{shard} was damaged ({damage}) and made again", style="yellow", markup=False)
+    failed = f", {len(summary.failed)} failed: run the same command again" if summary.failed else ""
+    spent = clock(time.monotonic() - begun)
+    made = f"{store.path}: {summary.made} shards made, {summary.found} found{failed}, in {spent}"
+    err.print(made, markup=False, soft_wrap=True)
+    show(json, asdict(summary), ())
+    return int(bool(summary.failed))
+
+
+def _verify(path: str, json: bool) -> int:
+    """Whether every shard that was asked for is there and whole."""
+    samples, shards, wrong = 0, 0, dict[str, str]()
+    with progress(f"reading {path}") as update:
+        for shard in bulk.verify(Store(path)):
+            shards += 1
+            update(completed=shards, detail="shards")
+            if shard.wrong:
+                wrong[shard.name] = shard.wrong
+            else:
+                samples += shard.samples
+    lines = [f"{name}: {what}" for name, what in wrong.items()]
+    lines.append(f"{path}: {samples:,} samples in {shards - len(wrong)} of {shards} shards are as they were written")
+    lines += ["the command that made them makes the others again"] if wrong else []
+    show(json, {"path": path, "samples": samples, "shards": shards, "wrong": wrong}, lines)
+    return int(bool(wrong))

@@ -49,7 +49,8 @@ class Sample(NamedTuple):
 
 def read_samples(path: str, separator: str = "\n") -> list[Sample]:
     """The samples of a JSON Lines file or of a plain text, in order of shard and place."""
-    content = read_text(path, "give a UTF-8 text or JSON Lines file")
+    what, shards = "give a UTF-8 text or JSON Lines file", sorted(Path(path).glob("shard-*.jsonl"))
+    content = "".join(read_text(shard, what) for shard in shards) if shards else read_text(path, what)
     if content.lstrip().startswith("{") and not path.endswith(".txt"):
         lines = enumerate(content.split("\n"), 1)
         samples = [_parse(line, f"line {number} of {path}") for number, line in lines if line.strip()]
@@ -70,7 +71,8 @@ def _parse(line: str, where: str) -> Sample:
             f"{where} is not JSON ({error}): write one object on each line, or end its name in .txt"
         ) from error
     row = row if isinstance(row, dict) else {}
-    text, ids, prefix = row.get("text"), row.get("tokens"), row.get("prefix") or 0
+    text, ids, prefix, begins = (row.get(name) for name in ("text", "tokens", "prefix", "prefix_text"))
+    prefix = prefix or 0
     shard, place, tokenizer = row.get("seed", 0), row.get("sample"), row.get("tokenizer")
     is_ids = isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids)
     if text is ids is None or not isinstance(text, str | None) or not (is_ids or ids is None):
@@ -84,7 +86,12 @@ def _parse(line: str, where: str) -> Sample:
     if type(prefix) is not int or not 0 <= prefix <= len(ids or ()):
         raise LimpetError(f'{where} has a "prefix" that is neither a count of its ids nor how its text begins')
     cut = None if ids is None else (ids[:prefix], ids[prefix:])
-    return Sample(cut, None if prefix or text is None else ("", text), shard, place, tokenizer)
+    if text is None or (prefix and begins is None):
+        return Sample(cut, None, shard, place, tokenizer)
+    begins = begins or ""
+    if not isinstance(begins, str) or not text.startswith(begins):
+        raise LimpetError(f'{where} has a "prefix_text" that is not how its text begins: mend it or leave it out')
+    return Sample(cut, (begins, text[len(begins) :]), shard, place, tokenizer)
 
 
 # How it is read
@@ -337,9 +344,9 @@ def run(
     """Score texts made by anyone: likelihood under a judge, entropy, Dist-4, Rep-4, Self-BLEU, conventions named.
 
     A file holds a text on each line, or JSON Lines with "text" or "tokens", and maybe "seed", "sample", "prefix" and
-    "tokenizer", the digest of what made its ids: what `limpet sample` writes. Each seed is a shard, and errors are over
-    shards; the interval beside is a bootstrap over samples. With more files, each also has its values minus the first
-    file's, paired by shard and sample.
+    "tokenizer", the digest of what made its ids, and "prefix_text", for a judge of another tokenizer: what `limpet
+    sample` writes, into a file or a folder. Each seed is a shard, and errors are over shards; the interval beside is a
+    bootstrap over samples. With more files, each also has its values less the first file's, paired by shard and sample.
 
     $ limpet score samples.jsonl
     $ limpet score native.jsonl crs.jsonl --json
@@ -348,7 +355,7 @@ def run(
     $ limpet score samples.jsonl --judge none
 
     Args:
-        files: texts or JSON Lines; - reads standard input
+        files: texts, JSON Lines, or folders that `limpet sample --out` filled; - reads standard input
         judge: mini-judge, a folder, a causal language model on the hub, exact:NAME (the true law of a source), or
             none; auto is mini-judge where it is
         convention: how a sample is read; auto takes ids where the files' "tokenizer" is the judge's own, else text;

@@ -66,7 +66,7 @@ def run(
         address: of a running Ray cluster; one is started here unless told
         shard: i/n runs the i-th of n parts, for any scheduler
         n: samples in a shard, in place of the preset's
-        prompts: a text file, one prompt a line, for the fixed-prefix studies
+        prompts: a text file, one prompt a line, or JSON lines, for the fixed-prefix studies
         threads: of torch in each worker on the CPU
         from_folder: reports that were written before, to write them anew from their numbers instead of the store
         out_folder: where reports are written
@@ -108,12 +108,13 @@ def make(
         def tell(now: Progress) -> None:
             detail = "units"
             if (event := now.event) is not None:
+                cell = event.unit.name.rpartition(", seed ")[0]
                 if event.error is None:
-                    cells.add(event.unit.cell.name)
+                    cells.add(cell)
                 else:
                     err.print(f"{event.unit.name} failed: {event.error}", style="red", markup=False)
-                left = "" if now.left is None else f" · {_time(now.left)} left"
-                detail = f"units · {len(cells)} cells worked on · {escape(event.unit.cell.name)}{left}"
+                left = "" if now.left is None else f" · {clock(now.left)} left"
+                detail = f"units · {len(cells)} cells worked on · {escape(cell)}{left}"
             update(completed=now.done, total=now.total, detail=detail)
 
         try:
@@ -124,7 +125,7 @@ def make(
     for unit, damage in summary.damaged.items():
         err.print(f"{unit} was damaged ({damage}) and made again", style="yellow", markup=False)
     failed = f", {len(summary.failed)} failed" if summary.failed else ""
-    spent = _time(time.monotonic() - begun)
+    spent = clock(time.monotonic() - begun)
     err.print(f"{units.name(one)}: {summary.made} units made, {summary.found} found{failed}, in {spent}", markup=False)
     return summary
 
@@ -212,5 +213,5 @@ def _part(shard: str) -> tuple[int, int]:
     return int(index), int(parts)
 
 
-def _time(seconds: float) -> str:
+def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))).removeprefix("0:")

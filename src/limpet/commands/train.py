@@ -35,7 +35,7 @@ def run(
 
     Args:
         recipe: the TOML file
-        files: UTF-8 texts, plain or .xz, documents apart by a blank line; the recipe's own unless told
+        files: UTF-8 texts, plain or .xz, documents apart by a blank line, or JSON lines; the recipe's own unless told
         out_folder: where the model goes; the recipe's own folder unless told
         json: print the last progress as one JSON document
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ from limpet.errors import LimpetError
 from limpet.lab import units
 from limpet.lab.places import Place
 from limpet.lab.shelf import Shelf
-from limpet.lab.store import Store
+from limpet.lab.store import Spot, Store
 from limpet.lab.study import Study
+from limpet.lab.units import Unit
 from limpet.lab.worker import Event, Job
 
 
@@ -53,9 +54,21 @@ def run(
     store.sweep()
     plan = units.resolve(study, shelf)
     store.write_plan(units.name(study), plan.document)  # also finds out, before any work, whether the store takes it
+    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads)
+    return work(plan.groups()[index - 1 :: parts], store, place, job, tell)
+
+
+def work(
+    groups: Sequence[Sequence[Unit]],
+    store: Store,
+    place: Place,
+    job: Job,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Summary:
+    """Make every unit of some groups that is not in the store."""
     summary, missing = Summary(), []
-    for group in plan.groups()[index - 1 :: parts]:
-        left = [unit for unit in group if not _there(store, unit.key, unit.name, summary.damaged)]
+    for group in groups:
+        left = [unit for unit in group if not _there(store, unit.key, unit.name, summary.damaged, unit.at)]
         summary.found += len(group) - len(left)
         missing += [left] if left else []
     # Runners on one store begin at different groups, so that they meet late.
@@ -63,17 +76,21 @@ def run(
     missing = missing[start:] + missing[:start]
 
     total, cost = summary.found + sum(map(len, missing)), sum(unit.cost for group in missing for unit in group)
-    begun, spent = time.monotonic(), 0
+    begun, spent, told = time.monotonic(), 0, set[str]()
     tell(Progress(None, summary.found, total, None))
-    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads)
     for event in place(job, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
+        if event.unit.key in told:  # and handed out again, as its worker died over the rest of its group
+            continue
+        told.add(event.unit.key)
         spent += event.unit.cost
-        if event.error is None:
+        if event.error is not None:
+            summary.failed[event.unit.name] = event.error
+        elif event.made:
             summary.made += 1
         else:
-            summary.failed[event.unit.name] = event.error
+            summary.found += 1
         left_over = (time.monotonic() - begun) / spent * (cost - spent)
         tell(Progress(event, summary.found + summary.made, total, left_over))
     return summary
@@ -93,9 +110,9 @@ def status(store: Store, study: str) -> dict[str, Any]:
     return {"study": study, "done": finished, "units": total, "cells": cells, "damaged": damaged}
 
 
-def _there(store: Store, key: str, unit: str, damaged: dict[str, str]) -> bool:
+def _there(store: Store, key: str, unit: str, damaged: dict[str, str], at: Spot | None = None) -> bool:
     """Whether a unit is done; what is wrong with a damaged one is noted."""
-    found, damage = store.look(key)
+    found, damage = store.look(key, at)
     if damage:
         damaged[unit] = damage
     return found is not None

@@ -5,7 +5,8 @@
     plans/STUDY.json                      which units a study is made of
     log/                                  when and where units were made: told apart, as nothing rests on it
 
-The rows are written last: a unit without them does not exist. The path may be any that fsspec knows (s3://...)."""
+The rows are written last: a unit without them does not exist. A unit may name files of its own for the two. The path
+may be any that fsspec knows (s3://...); a folder needs no fsspec."""
 
 from __future__ import annotations
 
@@ -34,8 +35,15 @@ KEY = re.compile(r"[0-9a-f]{40}")
 OLD = 7 * 86400.0  # seconds after which what was left half-written is nobody's any more
 
 
+class Spot(NamedTuple):
+    """The two files of a unit: what it holds, and the rows that seal it."""
+
+    data: str
+    rows: str
+
+
 class Result(NamedTuple):
-    """What a unit holds."""
+    """What a unit of tensors holds."""
 
     tensors: dict[str, Tensor]
     rows: dict[str, Any]
@@ -62,61 +70,70 @@ class Store:
     """Units by key, and the plans of studies."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fspath(path).removeprefix("file://")
+        self._local = "://" not in self.path
+        if self._local:  # whole, so that workers elsewhere mean the same folder
+            self.path = self._root = os.path.abspath(os.path.expanduser(self.path))
+            return
         try:
             self._files, self._root = extra("fsspec.core", "lab").url_to_fs(self.path)
         except (ImportError, ValueError, OSError) as error:
+            if isinstance(error, LimpetError):
+                raise
             raise LimpetError(f"the store {self.path} cannot be opened ({error}): name a folder") from error
-        self._local = "file" in (self._files.protocol if isinstance(self._files.protocol, tuple) else ())
-        if self._local:
-            self.path = self._root  # whole, so that workers elsewhere mean the same folder
 
     # Units
 
     def read(self, key: str) -> Result | None:
-        """A unit, None where there is none; raises Damaged where it is not what was written."""
-        raw = self._get(f"{self._folder(key)}/{ROWS}")
+        """A unit of tensors, None where there is none; raises Damaged where it is not what was written."""
+        found = self.sealed(key, _spot(key))
+        if found is None:
+            return None
+        data, rows = found
+        try:
+            read_header(io.BytesIO(data))
+            return Result(safetensors.torch.load(data), rows)
+        except (Unheaded, SafetensorError, KeyError) as error:
+            raise Damaged(f"{TOKENS} holds no tensors") from error
+
+    def sealed(self, key: str, at: Spot) -> tuple[bytes, dict[str, Any]] | None:
+        """The bytes of a unit and its rows, None where there is none; raises Damaged."""
+        raw = self._get(at.rows)
         if raw is None:
             return None
+        data_name, rows_name = (name.rpartition("/")[2] for name in at)
         try:
             rows = json.loads(raw)
             del rows["seal"]
             sealed = _sealed(rows)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise Damaged(f"{ROWS} is cut short or overwritten") from error
+            raise Damaged(f"{rows_name} is cut short or overwritten") from error
         if raw != sealed or rows.get("key") != key:
-            raise Damaged(f"{ROWS} does not match its seal")
+            raise Damaged(f"{rows_name} does not match its seal")
         # A seal shows a slip of the disk, not a hand: that these are the rows of what was asked for, the key shows.
         if key_of(rows.get("facts")) != key:
-            raise Damaged(f"{ROWS} tells of other facts than its key")
-        tokens = self._get(f"{self._folder(key)}/{TOKENS}")
-        if tokens is None:
-            raise Damaged(f"{TOKENS} is gone")
-        if digest(tokens) != rows.get("tokens"):
-            raise Damaged(f"{TOKENS} does not match its digest")
-        try:
-            read_header(io.BytesIO(tokens))
-            return Result(safetensors.torch.load(tokens), rows)
-        except (Unheaded, SafetensorError, KeyError) as error:
-            raise Damaged(f"{TOKENS} holds no tensors") from error
+            raise Damaged(f"{rows_name} tells of other facts than its key")
+        data = self._get(at.data)
+        if data is None:
+            raise Damaged(f"{data_name} is gone")
+        if digest(data) != rows.get("tokens"):
+            raise Damaged(f"{data_name} does not match its digest")
+        return data, rows
 
-    def look(self, key: str) -> tuple[Result | None, str]:
+    def look(self, key: str, at: Spot | None = None) -> tuple[Any, str]:
         """A unit that is there and whole; or None, and what is wrong with one that is not whole."""
         try:
-            return self.read(key), ""
+            return self.read(key) if at is None else self.sealed(key, at), ""
         except Damaged as damage:
             return None, str(damage)
 
-    def write(self, key: str, tensors: dict[str, Tensor], rows: dict[str, Any]) -> None:
+    def write(self, key: str, made: dict[str, Tensor] | bytes, rows: dict[str, Any], at: Spot | None = None) -> None:
         """Publish a unit. Two workers that do so at once write the same bytes, so one result stays."""
-        # One entry of metadata: safetensors does not promise an order for more.
-        tokens = safetensors.torch.save({name: tensors[name].contiguous() for name in sorted(tensors)}, {"key": key})
-        folder = self._folder(key)
-        self._put(f"{folder}/{TOKENS}", tokens)
-        self._put(f"{folder}/{ROWS}", _sealed({**rows, "key": key, "tokens": digest(tokens)}))
-
-    def _folder(self, key: str) -> str:
-        return f"units/{key[:2]}/{key}"
+        if not isinstance(made, bytes):  # one entry of metadata: safetensors does not promise an order for more
+            made = safetensors.torch.save({name: made[name].contiguous() for name in sorted(made)}, {"key": key})
+        at = at or _spot(key)
+        self._put(at.data, made)
+        self._put(at.rows, _sealed({**rows, "key": key, "tokens": digest(made)}))
 
     # Plans and the log
 
@@ -149,7 +166,7 @@ class Store:
         if self._local and os.path.lexists(path) and not os.path.isfile(path):
             raise Damaged(f"{name.rpartition('/')[2]} is no file")  # and a pipe would be waited for
         try:
-            data: bytes = self._files.cat_file(path)
+            data: bytes = Path(path).read_bytes() if self._local else self._files.cat_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -158,16 +175,17 @@ class Store:
 
     def _put(self, name: str, data: bytes) -> None:
         """All of a file or none of it. Object stores do so by themselves; in a folder it is written beside."""
-        path = f"{self._root}/{name}"
-        partial = f"{self._root}/partial/{_runner()}-{uuid.uuid4().hex}" if self._local else path
+        path, partial = f"{self._root}/{name}", f"{self._root}/partial/{_runner()}-{uuid.uuid4().hex}"
         try:
             if self._local:
                 self._clear(path)
-            for file in (partial, path):
-                self._files.makedirs(file.rpartition("/")[0], exist_ok=True)
-            self._files.pipe_file(partial, data)
-            if self._local:
+                for file in (partial, path):
+                    os.makedirs(os.path.dirname(file), exist_ok=True)
+                Path(partial).write_bytes(data)
                 os.replace(partial, path)
+            else:
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self._files.pipe_file(path, data)
         except OSError as error:
             raise Unwritable(
                 f"the store {self.path} cannot be written ({error.strerror or error}): every finished unit is kept; "
@@ -206,6 +224,11 @@ def _sealed(rows: dict[str, Any]) -> bytes:
     return json.dumps(
         {**rows, "seal": digest(canonical(rows))}, sort_keys=True, indent=0, ensure_ascii=False, allow_nan=False
     ).encode()
+
+
+def _spot(key: str) -> Spot:
+    """Where a unit of tensors lies."""
+    return Spot(f"units/{key[:2]}/{key}/{TOKENS}", f"units/{key[:2]}/{key}/{ROWS}")
 
 
 def key_of(facts: Any) -> str:

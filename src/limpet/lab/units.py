@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import lzma
 import math
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from limpet import registry, scoring
 from limpet.denoisers import Denoiser, tokenizer_digest
 from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
-from limpet.files import read_text
+from limpet.files import read_prompts, read_text
 from limpet.judges import CONVENTIONS
-from limpet.lab.shelf import Shelf
-from limpet.lab.store import canonical, digest, key_of
+from limpet.lab.shelf import Shelf, provenance
+from limpet.lab.store import Spot, canonical, digest, key_of
 from limpet.lab.study import Cell, Probe, Prompts, Study
+from limpet.samplers import Sampler
+from limpet.stats import numbers
 
 LAW = 1  # of the samplers and the measures: raised whenever equal inputs would give another result
 
@@ -33,18 +38,37 @@ Prefixes = tuple[tuple[int, ...], ...]  # ids, for each sample
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One cell in one shard: all that a worker needs to make it."""
+class Unit(ABC):
+    """What is made as one: all that a worker needs, and a key of everything that decides the result."""
 
-    cell: Cell | Probe
-    shard: int  # which of
-    shards: tuple[int, ...]  # the seeds
     facts: dict[str, Any]  # what the key is the digest of
     cost: int  # tokens through the network, roughly: what time left is reckoned by
 
     @cached_property
     def key(self) -> str:
         return key_of(self.facts)
+
+    @property
+    def at(self) -> Spot | None:
+        """Its own files in the store, if it has such."""
+        return None
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    def made(self, shelf: Shelf) -> tuple[dict[str, Tensor] | bytes, dict[str, Any]]:
+        """What the store is to keep of it, if it is made alone: tensors or bytes, and rows."""
+        raise TypeError(f"{self.name} is made together with others")
+
+
+@dataclass(frozen=True)
+class Shard(Unit):
+    """One cell in one shard."""
+
+    cell: Cell | Probe
+    shard: int  # which of
+    shards: tuple[int, ...]  # the seeds
 
     @property
     def seed(self) -> int:
@@ -55,11 +79,26 @@ class Unit:
         return f"{self.cell.name}, seed {self.seed}"
 
 
+@dataclass(frozen=True)
+class Look(Shard):
+    """What a probe sees in one shard."""
+
+    cell: Probe
+
+    def made(self, shelf: Shelf) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        models = [shelf.model(name) for name in self.cell.models]
+        seen = [
+            {**one._asdict(), "at": list(one.at.items()), "value": numbers([one.value])[0]}
+            for one in self.cell.look(models, self.cell.settings, self.shard, self.shards)
+        ]
+        return {}, {"provenance": [provenance(model) for model in models], "seen": seen}
+
+
 START = attrgetter("seed", "cell.model", "cell.n", "length", "prefixes")
 
 
 @dataclass(frozen=True)
-class Walk(Unit):
+class Walk(Shard):
     """Samples of one cell in one shard."""
 
     cell: Cell
@@ -81,7 +120,7 @@ class Walk(Unit):
 class Plan:
     """A study resolved on real models and judges."""
 
-    units: tuple[Unit, ...]
+    units: tuple[Shard, ...]
     document: dict[str, Any]  # what the store remembers, so that status and report need no model
 
     def groups(self) -> list[list[Unit]]:
@@ -95,7 +134,9 @@ class Plan:
                     break
             else:
                 walks.append([walk])
-        return [[unit] for unit in distinct if not isinstance(unit, Walk)] + [list[Unit](group) for group in walks]
+        return [list[Unit]([unit]) for unit in distinct if not isinstance(unit, Walk)] + [
+            list[Unit](group) for group in walks
+        ]
 
 
 def _named(probe: Probe) -> str:
@@ -114,9 +155,9 @@ def resolve(study: Study, shelf: Shelf) -> Plan:
     judges = {cell.model: judges_of(study, models[cell.model], shelf) for cell in study.samples}
     text = real(study)
     held = None if text is None else digest(text.encode())
-    units: list[Unit] = []
+    units: list[Shard] = []
     for shard in range(len(study.shards)):
-        made: dict[str, Unit] = {}
+        made: dict[str, Shard] = {}
         for cell in sorted(study.cells, key=lambda cell: getattr(cell, "replay", None) is not None):
             if isinstance(cell, Probe):
                 made[cell.name] = _look(study, cell, [models[name] for name in cell.models], shard)
@@ -165,23 +206,18 @@ def judges_of(study: Study, model: Denoiser, shelf: Shelf) -> list[dict[str, str
 
 def _samples(
     study: Study, cell: Cell, model: Denoiser, judges: list[dict[str, str]], text: str | None, shard: int,
-    made: dict[str, Unit],
+    made: dict[str, Shard],
 ) -> Walk:  # fmt: skip
     length = cell.length or model.length
     prefixes = _prefixes(cell, cell.prompts, model, length, shard, study.shards[shard]) if cell.prompts else None
     source = cell.replay and made[cell.replay].key
-    sampler = {
-        knob: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for knob, value in cell.sampler.to_dict().items()
-    }
     # A true law has no features to hold samples against a text by.
     held = text if cell.prompts is None and judges[0]["convention"] != "law" else None
     facts = {
         "law": LAW,
         "model": model.digest,
         "tokenizer": tokenizer_digest(model.tokenizer),
-        "sampler": {**sampler, "sampler": Path(cell.sampler.name).name},  # not the folder that its file stands in
-        "code": registry.code_digest(type(cell.sampler)),
+        **sampler_facts(cell.sampler),
         "seed": study.shards[shard],
         "n": cell.n,
         "length": length,
@@ -191,7 +227,17 @@ def _samples(
         "measures": scoring.conventions(study.metrics, cell.prompts is not None),
         **({"real": held, "mauve": MAUVE_RULE} if held is not None else {}),
     }
-    return Walk(cell, shard, study.shards, facts, cell.sampler.nfe * cell.n * length, length, prefixes, source)
+    return Walk(facts, cell.sampler.nfe * cell.n * length, cell, shard, study.shards, length, prefixes, source)
+
+
+def sampler_facts(sampler: Sampler) -> dict[str, Any]:
+    """What decides what a sampler does: its knobs, and the code of its class."""
+    knobs = {
+        knob: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for knob, value in sampler.to_dict().items()
+    }
+    # Not the folder that its file stands in.
+    return {"sampler": {**knobs, "sampler": Path(sampler.name).name}, "code": registry.code_digest(type(sampler))}
 
 
 def real(study: Study) -> str | None:
@@ -202,7 +248,7 @@ def real(study: Study) -> str | None:
     return lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else read_text(path, "name a text file")
 
 
-def _look(study: Study, probe: Probe, models: list[Denoiser], shard: int) -> Unit:
+def _look(study: Study, probe: Probe, models: list[Denoiser], shard: int) -> Look:
     settings = asdict(probe.settings)
     if settings.get("text") is not None:
         settings["text"] = digest(read_text(settings["text"], "name a UTF-8 text file").encode())
@@ -216,7 +262,7 @@ def _look(study: Study, probe: Probe, models: list[Denoiser], shard: int) -> Uni
         "shard": shard,
         "shards": len(study.shards),
     }
-    return Unit(probe, shard, study.shards, facts, probe.cost)
+    return Look(facts, probe.cost, probe, shard, study.shards)
 
 
 def _prefixes(cell: Cell, prompts: Prompts, model: Denoiser, length: int, shard: int, seed: int) -> Prefixes:
@@ -229,8 +275,7 @@ def _prefixes(cell: Cell, prompts: Prompts, model: Denoiser, length: int, shard:
             raise LimpetError(f"{model.name} is no exact source, so prompts cannot be drawn from it: name a file")
         ids: list[list[int]] = model.draw(count, seed)[:, : prompts.tokens].tolist()
     else:
-        text = read_text(prompts.texts, "name a text file, one prompt a line")
-        lines = [line for line in text.splitlines() if line.strip()][shard * count : (shard + 1) * count]
+        lines = read_prompts(prompts.texts)[shard * count : (shard + 1) * count]
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer, so it cannot continue texts")
         ids = [model.tokenizer.encode(line)[: prompts.tokens] for line in lines]

@@ -23,14 +23,13 @@ from limpet.lab import paths
 from limpet.lab.paths import PAPERS, Trail
 from limpet.lab.shelf import Shelf, provenance
 from limpet.lab.store import Store, Unwritable
-from limpet.lab.study import Judging, Probe
+from limpet.lab.study import Judging
 from limpet.lab.units import MAUVE, Unit, Walk
 from limpet.metrics import mauve
-from limpet.samples import Counted, given_tokens
+from limpet.samples import Counted, at_once, given_tokens
 from limpet.stats import numbers
 
 TEXTS = 2  # of a shard, that a report shows
-BATCH = {"cpu": 8192, "cuda": 65536}  # tokens at once: fixed, as a network may round otherwise in another batch
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,12 @@ class Job:
 
 
 class Event(NamedTuple):
-    """A unit that was made, or why it was not."""
+    """A unit that is there, or why it is not."""
 
     unit: Unit
     error: str | None = None
     fatal: bool = False  # nothing else can be made either
+    made: bool = True  # here and now; else it was found: another runner's
 
 
 class Worker:
@@ -65,32 +65,28 @@ class Worker:
     def work(self, group: Sequence[Unit]) -> Iterator[Event]:
         """Make the units of a group that are not there yet; what fails is told, and loses nothing that is done."""
         begun = time.monotonic()
-        left = {unit.key: unit for unit in group if self.store.look(unit.key)[0] is None}
+        left = {unit.key: unit for unit in group if self.store.look(unit.key, unit.at)[0] is None}
+        yield from (Event(unit, made=False) for unit in group if unit.key not in left)
         try:
             with torch.inference_mode():
-                for unit, tensors, rows in self._made(list(left.values())):
-                    self.store.write(unit.key, tensors, {"facts": unit.facts, **rows})
+                for unit, made, rows in self._made(list(left.values())):
+                    self.store.write(unit.key, made, {"facts": unit.facts, **rows}, unit.at)
                     seconds, begun = time.monotonic() - begun, time.monotonic()
-                    self.store.log({"unit": unit.key, "cell": unit.cell.name, "seed": unit.seed, "seconds": seconds})
+                    self.store.log({"unit": unit.key, "name": unit.name, "seconds": seconds})
                     del left[unit.key]
                     yield Event(unit)
         except Exception as error:
             reason = str(error) if isinstance(error, LimpetError) else f"{type(error).__name__}: {error}"
             yield from (Event(unit, reason, isinstance(error, Unwritable)) for unit in left.values())
 
-    def _made(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor], dict[str, Any]]]:
+    def _made(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor] | bytes, dict[str, Any]]]:
         """What the store is to keep of each unit."""
         walks = [unit for unit in units if isinstance(unit, Walk)]
         for walk, trails in self._walked(walks) if walks else ():
             yield walk, *self._measured(walk, trails)
         for unit in units:
-            if isinstance(probe := unit.cell, Probe):
-                models = [self.shelf.model(name) for name in probe.models]
-                seen = [
-                    {**one._asdict(), "at": list(one.at.items()), "value": numbers([one.value])[0]}
-                    for one in probe.look(models, probe.settings, unit.shard, unit.shards)
-                ]
-                yield unit, {}, {"provenance": [provenance(model) for model in models], "seen": seen}
+            if not isinstance(unit, Walk):
+                yield unit, *unit.made(self.shelf)
 
     def _walked(self, walks: Sequence[Walk]) -> Iterator[tuple[Walk, list[Trail]]]:
         """Walks that begin alike, batch by batch."""
@@ -98,8 +94,8 @@ class Worker:
         model = Counted(self.shelf.model(cell.model))
         prefix = None if first.prefixes is None else torch.tensor(first.prefixes)
         given = given_tokens(model, cell.n, first.length, prefix, None).to(model.device)
-        size = max(1, BATCH[model.device.type] // first.length)
-        batches = torch.split(torch.arange(cell.n, device=model.device), size)
+        # The batch is fixed, as a network may round otherwise in another.
+        batches = torch.split(torch.arange(cell.n, device=model.device), at_once(model, first.length))
         return paths.walk(
             walks, [open_path(model, Stream(first.seed, rows), given[rows]) for rows in batches], self._memory
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path as File
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from limpet.engine import process
 from limpet.engine.path import Path, State, open_path
 from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
+from limpet.files import documents, read_text
 from limpet.samplers import Sampler
 
 CHUNK = 2**24  # weights of laws held at once
@@ -39,7 +39,7 @@ class Forward(Settings):
     times: tuple[float, ...]
     count: int | None = None  # positions selected; None for what a call of CRS with this nfe selects
     spacing: int = 4
-    text: str | None = None  # a file of clean text, documents between blank lines; held-out pages unless given
+    text: str | None = None  # a file of clean text, documents as for training; held-out pages unless given
 
 
 # Paths
@@ -108,9 +108,9 @@ def clean_texts(model: Denoiser, settings: Forward, shard: int, shards: Sequence
     end = getattr(model.tokenizer, "special", {}).get("eos")
     if model.tokenizer is None or end is None:
         raise LimpetError(f"{model.name} has no tokenizer with an end-of-text token, so no text can be cut for it")
-    text = heldout() if settings.text is None else File(settings.text).read_text(encoding="utf-8")
-    documents = [document.strip("\n") for document in text.split("\n\n") if document.strip()]
-    ids = torch.tensor([token for document in documents for token in (*model.tokenizer.encode(document), end)])
+    name = settings.text or "heldout.txt"
+    found = documents(heldout() if settings.text is None else read_text(name, "name a UTF-8 text file"), name)
+    ids = torch.tensor([token for document in found for token in (*model.tokenizer.encode(document), end)])
     length = settings.length or model.length
     count, wanted = len(ids) // (length - 2), settings.paths * len(shards)
     if count < wanted:

@@ -15,22 +15,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from limpet.errors import LimpetError
+from limpet.files import documents
 
 END = "<|endoftext|>"
 SPLITS = ("train", "test", "validation")  # in the order in which the documents stand
 
 
 def read_documents(files: Sequence[Path]) -> list[str]:
-    """The documents of some text files, plain or .xz: whatever stands between blank lines."""
-    documents: list[str] = []
+    """The documents of some text files, plain or .xz: whatever stands between blank lines, or each of JSON lines."""
+    found: list[str] = []
     for file in files:
         try:
             raw = file.read_bytes()
             text = (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")
         except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
             raise LimpetError(f"{file} is not a UTF-8 text file that can be read ({error}): name one") from error
-        documents += [part.strip("\n") for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
-    return documents
+        found += documents(text, file)
+    return found
 
 
 def split_documents(documents: Sequence[str], validation: float, test: float) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError
 from limpet.judges import Judge
 from limpet.samplers import Sampler
-from limpet.samples import sample
+from limpet.samples import sample, spelled
 from limpet.view.trajectory import Trajectory, follow
 
 Tell = Callable[[str, Any], None]  # (kind of event, its data); called after every call, it raises when work must stop
@@ -119,24 +119,9 @@ WORKS: dict[str, Callable[[Stock, Request, Tell], Any]] = {"rows": rows, "file":
 
 def _opened(stock: Stock, request: Request) -> tuple[Denoiser, dict[int, int]]:
     """The model, and {position: token} of the prompt and the fixed words."""
-    model, length = stock.models[request.model], request.length
+    model = stock.models[request.model]
     texts = [(start, text) for start, text in [(0, request.prompt), *request.fixed] if text]
-    if texts and model.tokenizer is None:
-        raise LimpetError(f"{model.name} has no tokenizer, so it takes no prompt and no fixed words")
-    given: dict[int, int] = {}
-    for start, text in texts:
-        assert model.tokenizer is not None
-        ids, shown = model.tokenizer.encode(text), ascii(text if len(text) <= 40 else text[:37] + "...")
-        if start + len(ids) > length:
-            raise LimpetError(
-                f"{shown} takes {len(ids)} tokens from position {start}, past the {length} of the sequence: "
-                "shorten it or raise length"
-            )
-        for position, token in enumerate(ids, start):
-            if position in given:
-                raise LimpetError(f"position {position} is given twice: move {shown}")
-            given[position] = token
-    return model, given
+    return model, spelled(model, texts, request.length)
 
 
 def _scores(stock: Stock, request: Request, tokens: Any, prefix: int) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from limpet.engine.streams import SEEDS, Stream
 from limpet.errors import LimpetError
 from limpet.files import opened, write_whole
 from limpet.samplers import CRS, Sampler
-from limpet.samples import Given, given_tokens
+from limpet.samples import Fixed, Given, given_tokens
 
 FORMAT, VERSION = "limpet trajectory", 2
 CANDIDATES = 4  # top tokens kept at every position of every frame
@@ -278,7 +278,7 @@ def follow(
     sample: int = 0,
     length: int | None = None,
     prefix: Given | None = None,
-    fixed: Mapping[int, int] | Tensor | None = None,
+    fixed: Fixed | None = None,
 ) -> tuple[list[Trajectory], Iterator[list[dict[int, str] | None]]]:
     """One sample under each arm, on the same randomness, in step: the paths, and an iterator that makes them longer.
 
@@ -346,7 +346,7 @@ def record(
     sample: int = 0,
     length: int | None = None,
     prefix: Given | None = None,
-    fixed: Mapping[int, int] | Tensor | None = None,
+    fixed: Fixed | None = None,
     arm: str | None = None,
 ) -> Trajectory:
     """The path of one sample; its text is the one that `limpet.sample` gives for the same seed and sample."""
