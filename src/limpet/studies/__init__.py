@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ STUDIES = {name: words["about"] for name, words in WORDS.items()}
 PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study's file may make of its results
 # With presets of their own: they look inside paths and forward states.
 AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
+OWN = ("samplers", "mending")  # limpet's, and not the paper's
 
 
 def study(name: str, size: Any) -> Study:
@@ -39,7 +41,7 @@ def study(name: str, size: Any) -> Study:
         panels, found = tuple(made.get("panels", ())), made.get("claims", {})
         # In words of its own, or in those that all its claims share.
         claims = {key: about["claim"] for key in found if "claim" in about} | about.get("claims", {})
-        rests = {key: found.get(key) or beside.findings(claim) for key, claim in claims.items()}
+        rests = {key: [*found.get(key, ()), *beside.findings(claim)] for key, claim in claims.items()}
         return Page(
             tuple(made.get("tables", ())),
             (Figure(name, about["shows"].format(size=size), panels, columns=about.get("columns", 3)),)
@@ -47,7 +49,9 @@ def study(name: str, size: Any) -> Study:
             else (),
             tuple(made.get("contrasts", ())),
             tuple(
-                Claim(one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key])
+                Claim(
+                    one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key], one.get("why", "")
+                )
                 for key, one in claims.items()
                 if rests[key]
             ),
@@ -61,4 +65,15 @@ def study(name: str, size: Any) -> Study:
     )
 
 
-__all__ = ["AUDITS", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "study"]
+def whole(size: Preset, audits: str | None = None, **changes: Any) -> list[Study]:
+    """All that the paper measures, in the order in which it is cheapest to find out what is wrong: audits, which score
+    nothing, at the preset of that name or of `audits`; then the studies. `changes` are to the audits' presets."""
+    made = []
+    for name in AUDITS:
+        if name not in OWN:
+            own = importlib.import_module(f"limpet.studies.{name}").PRESETS[audits or size.name]
+            made.append(study(name, replace(own, **changes)))
+    return made + [study(name, size) for name in STUDIES if name not in OWN]
+
+
+__all__ = ["AUDITS", "OWN", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "study", "whole"]

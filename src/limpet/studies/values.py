@@ -86,5 +86,6 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
 
 def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     for arm in list(ARMS)[1:]:
-        paper = f"{printed('nll', arm, 'argmax'):+.3f}"
-        yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), paper)
+        paper = printed("nll", arm, "argmax")
+        shown = f"{paper.mean:+.3f}" if paper else ""
+        yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), shown)
