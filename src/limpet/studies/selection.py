@@ -103,7 +103,7 @@ def compared(first: View, second: View, clean: Tensor) -> dict[tuple[str, str], 
 
 
 def claims(results: Results, preset: Preset[Settings]) -> Claims:
-    """Of the pair, at every time; nothing of exact sources."""
+    """Of the pair, at every time."""
     found: dict[str, list[Finding]] = {key: [] for key in ("overlap", "agree", "accurate", "selects", "overconfident")}
     for t in preset.settings.times:
         jaccard, gain = one(results, "Jaccard", t=t), one(results, "self accuracy, difference", t=t)
