@@ -322,7 +322,7 @@ def test_the_matched_curve_is_part_of_the_sweep():
 @pytest.fixture(scope="module")
 def committed():
     """Every study and audit of the paper as its committed report holds it."""
-    made = whole(preset("mini-gpu"), "mini")
+    made = whole(preset("mini-gpu"))
     return [report.read(one, DOCS / f"reports/mini/{units.name(one)}") for one in made]
 
 
@@ -427,7 +427,7 @@ def test_sizes_can_be_changed():
         preset("huge")
     with pytest.raises(LimpetError, match="no study"):
         study("table-12", PAPER)
-    assert set(PRESETS) == {"paper", "mini", "mini-gpu", "exact", "smoke"}
+    assert set(PRESETS) == {"paper", "mini", "mini-gpu", "rehearsal", "exact", "smoke"}
 
 
 @pytest.fixture(scope="module")

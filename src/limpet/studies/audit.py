@@ -19,7 +19,7 @@ from limpet.lab.page import Entry, Panel, Table, number, series
 from limpet.lab.results import Results, Row
 from limpet.lab.study import Judging, Look, Probe
 from limpet.stats import Estimate
-from limpet.studies.paths import Settings
+from limpet.studies.paths import Forward, Settings
 from limpet.studies.published import read
 
 READING = "The paper's figures are of Duo and Duo-distilled, at its own sizes."
@@ -61,7 +61,15 @@ def checkpoint(model: str) -> str:
 
 def each(look: Look) -> Callable[[Preset[Any]], list[Probe]]:
     """The cells of an audit: a probe for each model."""
-    return lambda preset: [Probe(model, (model,), look, preset.settings) for model in preset.models]
+    return lambda preset: [
+        Probe(model, (model,), look, preset.settings, cost(preset.settings)) for model in preset.models
+    ]
+
+
+def cost(settings: Settings) -> int:
+    """Tokens through a network in a shard, roughly: a path is walked once, a forward state is looked at once."""
+    calls = len(settings.times) if isinstance(settings, Forward) else settings.nfe
+    return settings.paths * calls * (settings.length or 1024)
 
 
 def percent(hits: float | Tensor, of: float) -> tuple[float, str, int]:

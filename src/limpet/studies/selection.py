@@ -20,7 +20,7 @@ from limpet.lab.study import Probe, Seen
 from limpet.samplers import CRS
 from limpet.stats import Estimate
 from limpet.studies import paths
-from limpet.studies.audit import Preset, figure, models_of, one, percent, presets
+from limpet.studies.audit import Preset, cost, figure, models_of, one, percent, presets
 from limpet.studies.published import Claims
 
 
@@ -36,7 +36,7 @@ PRESETS = presets("selection", Settings)
 def cells(preset: Preset[Settings]) -> list[Probe]:
     if len(preset.models) != 2:
         raise LimpetError(f"this audit compares two checkpoints, and was given {len(preset.models)}: name two")
-    return [Probe("both", preset.models, look, preset.settings)]
+    return [Probe("both", preset.models, look, preset.settings, 2 * cost(preset.settings))]
 
 
 def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:

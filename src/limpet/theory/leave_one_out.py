@@ -1,5 +1,5 @@
-"""Section 3.1: the leave-one-out law is the posterior averaged over what the position's own noisy token may be given the
-others, and the conversion takes it back to that posterior."""
+"""Section 3.1: the leave-one-out law is the posterior averaged over what the position's own noisy token may be, given
+the others, and the conversion takes it back to that posterior."""
 
 from __future__ import annotations
 
