@@ -388,7 +388,11 @@ def test_every_bound_that_is_not_zero_has_its_reason(committed):
             assert bool(claim.why) == (bounds != {0}), claim.text
 
 
-COMMITTED = [*(DOCS / f"reports/mini/{name}-mini-gpu" for name in PAPERS), DOCS / "reports/mini/readout"]
+READINGS = ("readings", "readings-prefix")
+COMMITTED = [
+    *(DOCS / f"reports/mini/{name}-mini-gpu" for name in PAPERS),
+    *(DOCS / "reports/mini" / name for name in ("readout", *READINGS)),
+]
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
@@ -410,6 +414,21 @@ def test_committed_tables_come_out_of_the_stored_results(folder):
     again = report.to_dict(results, page)
     assert [claim["verdict"] for claim in again["claims"]] == [claim["verdict"] for claim in stored["claims"]]
     assert again["cells"] == stored["cells"]
+
+
+def test_the_page_cites_what_other_readings_change():
+    """Every contrast of the committed readings stands in docs/reproduce.md, and the two texts' errors."""
+    page = (DOCS / "reproduce.md").read_text().partition("## What the paper leaves open")[2].partition("\n## ")[0]
+    for name in READINGS:
+        stored = json.loads((DOCS / f"reports/mini/{name}/report.json").read_text())
+        assert len(stored["contrasts"]) > 1
+        for one in stored["contrasts"]:
+            assert f"{one['mean']:+.3f} ± {one['se']:.3f}".replace("-", "\N{MINUS SIGN}") in page, one["name"]
+    for folder in ("selection-mini", "selection-other-text"):
+        rows = json.loads((DOCS / f"reports/mini/{folder}/report.json").read_text())["rows"]["both"]
+        for row in rows:
+            if row["quantity"] == "self error" and row["at"]["t"] == 0.67:
+                assert f"{row['mean']:.1f} ± {row['se']:.1f}" in page
 
 
 def test_prompts_are_long_enough_for_the_built_in_model():
