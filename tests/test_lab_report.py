@@ -12,6 +12,7 @@ import scipy.stats
 from limpet.denoisers.sources import source
 from limpet.judges import CONVENTIONS
 from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run
+from limpet.lab.claims import Printed
 from limpet.lab.page import Entry, Figure, Panel, Series, Table, number, signed
 from limpet.lab.places import local
 from limpet.stats import Estimate
@@ -31,33 +32,85 @@ def test_students_quantile(df, level):
     angle = np.linspace(0, np.pi / 2, 200_001)
     mass = np.cos(angle) ** (df - 1)
     cumulated = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
-    expected = math.sqrt(df) * math.tan(float(np.interp(level * cumulated[-1], cumulated, angle)))
+    expected = math.sqrt(df) * math.tan(float(np.interp((2 * level - 1) * cumulated[-1], cumulated, angle)))
     assert claims.student(df, level) == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_interval_is_students():
-    low, high = claims.interval(estimate(2.0, 0.5))
-    assert (low, high) == pytest.approx(scipy.stats.t.interval(0.95, 3, 2.0, 0.5), rel=1e-4)
-    assert claims.interval(Estimate(np.array([1.0]))) == (-math.inf, math.inf)
-    assert claims.interval(Estimate(np.array([1.0, math.nan]))) == (-math.inf, math.inf)
+def test_bounds_are_students_and_one_sided():
+    """Each is wrong once in twenty: so what lies between is a 90% interval."""
+    assert claims.bounds(2.0, 0.5, 4) == pytest.approx(scipy.stats.t.interval(0.9, 3, 2.0, 0.5), rel=1e-4)
+    assert claims.bounds(1.0, math.nan, 1) == (-math.inf, math.inf)
+    assert claims.bounds(math.nan, math.nan, 4) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
     ("finding", "outcome"),
     [
         (claims.below("x", estimate(-1, 0.1)), "holds"),
-        (claims.below("x", estimate(-1, 0.4)), "open"),
+        (claims.below("x", estimate(-1, 0.44)), "open"),
+        (claims.below("x", estimate(-1, 0.4)), "holds"),
         (claims.below("x", estimate(1, 0.1)), "fails"),
         (claims.above("x", estimate(1, 0.1)), "holds"),
         (claims.above("x", estimate(-1, 0.1)), "fails"),
         (claims.within("x", estimate(0.01, 0.001), 0.05), "holds"),
         (claims.within("x", estimate(0.04, 0.01), 0.05), "open"),
         (claims.within("x", estimate(-0.2, 0.01), 0.05), "fails"),
+        (claims.within("x", estimate(0, 0), 0), "holds"),
+        (claims.below("x", estimate(0, 0)), "open"),
+        (claims.between("x", estimate(0.5, 0.05), 0.25, 0.75), "holds"),
+        (claims.between("x", estimate(0.7, 0.05), 0.25, 0.75), "open"),
+        (claims.between("x", estimate(0.9, 0.05), 0.25, 0.75), "fails"),
+        (claims.not_below("x", estimate(-0.1, 0.1)), "holds"),
+        (claims.not_below("x", estimate(-1, 0.1)), "fails"),
+        (claims.not_above("x", estimate(1, 0.1)), "fails"),
+        (claims.not_above("x", Estimate(np.array([-1.0]))), "open"),
+        (claims.alike("x", estimate(0.04, 0.001), Printed(0.02, 0.02, 0.011)), "holds"),
+        (claims.alike("x", estimate(0.06, 0.001), Printed(0.02, 0.02, 0.011)), "fails"),
         (claims.below("x", Estimate(np.array([math.nan, -1.0]), ("outside the curve", None))), "open"),
     ],
 )
-def test_a_finding_rests_on_its_whole_interval(finding, outcome):
+def test_a_finding_rests_on_its_bounds(finding, outcome):
     assert finding.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("paper", "outcome"),
+    [
+        (None, ""),
+        (Printed(-1, -1), "right sign"),
+        (Printed(-2, -1), "right sign"),
+        (Printed(-1, 1), "wrong sign"),
+        (Printed(-1, -1, 0.4), "holds"),
+        (Printed(-1, -1, 0.44), "open"),
+        (Printed(1, 1, 0.4), "fails"),
+    ],
+)
+def test_the_papers_numbers_are_judged_by_the_same_rule(paper, outcome):
+    assert claims.below("x", estimate(1, 0.1), paper=paper).paper_outcome == outcome
+
+
+def test_a_verdict_on_the_papers_numbers():
+    held, signed, left, wrong = (
+        claims.below("x", estimate(1, 0.1), paper=paper)
+        for paper in (Printed(-1, -1, 0.1), Printed(-1, -1), Printed(-1, -1, 1), Printed(1, 1))
+    )
+    for findings, verdict in {
+        (held,): "supported",
+        (held, signed): "by sign",
+        (held, signed, left): "inconclusive",
+        (held, wrong, left): "not supported",
+        (claims.below("x", estimate(1, 0.1)),): "in words",
+    }.items():
+        assert claims.Claim("section 1", "Something", findings).paper_verdict == verdict
+
+
+def test_a_rule_of_one_sided_bounds_errs_as_often_as_it_says():
+    """Where there is nothing, one finding in twenty holds and one fails: 4000 draws, within four standard errors."""
+    rng, count = np.random.default_rng(0), 4000
+    outcomes = [claims.below("x", Estimate(rng.normal(size=4))).outcome for _ in range(count)]
+    error = 4 * math.sqrt(0.05 * 0.95 / count)
+    for outcome in ("holds", "fails"):
+        assert abs(outcomes.count(outcome) / count - 0.05) < error
 
 
 def test_a_verdict_needs_all_findings():
@@ -66,7 +119,7 @@ def test_a_verdict_needs_all_findings():
         (yes, yes): "supported",
         (yes, perhaps): "inconclusive",
         (yes, perhaps, no): "not supported",
-        (): "inconclusive",
+        (claims.below("x", Estimate(np.array([math.nan, math.nan]))),): "not tested",
     }
     for findings, verdict in verdicts.items():
         assert claims.Claim("section 1", "Something", findings).verdict == verdict
@@ -74,22 +127,23 @@ def test_a_verdict_needs_all_findings():
 
 def test_a_claim_in_short_and_as_json():
     """Few values one by one, many as their range; the paper's number where it prints one, else the side."""
-    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=-0.5),
+    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=Printed(-0.5, -0.5, 0.05)),
                                             claims.above("y", estimate(-2, 0.1))])  # fmt: skip
-    assert (few.here, few.there, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500; above 0", "1 of 2 hold")
+    assert (few.here, few.there, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500 ± 0.05; above 0", "1 of 2 hold")
     gone = claims.below("z", Estimate(np.array([math.nan, 1.0]), ("outside the curve", None)))
     assert gone.here == "no value (outside the curve)"
-    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, 0.1), paper=i / 2) for i in (3, 1, 2)]
-                        + [gone])  # fmt: skip
-    assert (many.here, many.there) == ("-3.00 to -1.00, 1 without a value", "+0.500 to +1.50")
+    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, i / 10), paper=Printed(i / 2, i / 2))
+                                              for i in (3, 1, 2)] + [gone])  # fmt: skip
+    assert (many.here, many.there) == ("-3.00 to -1.00 (± 0.3 at most), 1 without a value", "+0.500 to +1.50")
     for claim in (few, many):
         stored = json.loads(json.dumps(claim.to_dict(), allow_nan=False))
         assert (stored["where"], stored["text"], stored["verdict"]) == (claim.where, claim.text, claim.verdict)
         for kept, finding in zip(stored["findings"], claim.findings, strict=True):
             own = Estimate.from_dict(kept)
             np.testing.assert_array_equal(own.values, finding.estimate.values)
-            words = kept["name"], kept["wanted"], kept["outcome"], kept["paper"], own.reasons
-            assert words == (*finding[:1], *finding[2:], finding.estimate.reasons)
+            words = kept["name"], kept["wanted"], kept["outcome"], kept["paper_outcome"], own.reasons
+            expected = finding.name, finding.wanted, finding.outcome, finding.paper_outcome, finding.estimate.reasons
+            assert words == expected
 
 
 def test_numbers():
@@ -231,7 +285,7 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
     markdown = (tmp_path / "tables/frontier-distilled.md").read_text()
     assert f"| D=0.5L | {cell['ppl']['mean']:.2f} ± {cell['ppl']['se']:.2f} [28.27 ± 0.53]" in markdown
     for claim in document["claims"]:
-        assert claim["verdict"] in ("supported", "not supported", "inconclusive")
+        assert claim["verdict"] in ("supported", "not supported", "inconclusive", "not tested")
         assert claim["verdict"] in (tmp_path / "report.md").read_text()
 
 
@@ -248,9 +302,9 @@ def test_an_index_over_reports(finished, tmp_path):
     tested = finished.study.show(finished).claims
     for claim in tested:
         row = next(line for line in text.splitlines() if claim.text in line)
-        assert f"| {claim.there} | {claim.here} | {claim.verdict}, {claim.count} |" in row
+        assert f"| {claim.there} | {claim.paper_verdict} | {claim.here} | {claim.verdict}, {claim.count}" in row
     places = [re.match(r"\| \[(.*?)\]", line).group(1) for line in text.splitlines() if line.startswith("| [")]
-    assert places == sorted(claim.where for claim in tested)
+    assert places == sorted((claim.where for claim in tested), key=lambda where: (where[0] != "s", where))
     assert report.overview([report.section(report.read(finished.study, tmp_path / "frontier-smoke"))]) in text
     anchors = re.findall(r"frontier-smoke/index.html#(claim-\d+)", page.read_text())
     assert all(f'<a id="{anchor}"></a>' in (tmp_path / "frontier-smoke/index.html").read_text() for anchor in anchors)
@@ -260,4 +314,21 @@ def test_an_index_over_reports(finished, tmp_path):
 def test_verdicts_are_told_apart():
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
     sections = [report.Section("a", "a", (no, yes)), report.Section("b", "b", (yes,)), report.Section("c", "c")]
-    assert report.tally(sections) == "3 claims: 2 supported, 1 not supported, 0 inconclusive."
+    assert report.tally(sections) == (
+        "2 claims. Here: 1 supported, 1 not supported, 0 inconclusive, 0 not tested. The rule on the paper's own "
+        "numbers: 0 supported, 0 not supported, 0 inconclusive, 0 by sign, 2 in words."
+    )
+
+
+def test_a_number_that_enters_two_claims_is_counted_once_and_said_so():
+    one, other = estimate(-1, 0.1), estimate(-1, 0.2)
+    both = claims.Claim("section 1", "both", [claims.below("x", one), claims.below("y", other)])
+    alone, none = (claims.Claim("section 2", "alone", [claims.below("x", e)]) for e in (one, estimate(0, 0)))
+    assert report.told_twice([both, alone, none, none]) == [1, 0, 0, 0]
+    found = [report.Section("a", "a", (both, alone))]
+    assert report.tally(found).startswith("2 claims.")
+    lines = report.overview(found).splitlines()
+    assert lines[2].endswith("| supported, 2 of 2 hold; 1 of its numbers in another claim too |")
+    assert lines[3].endswith("| supported, 1 of 1 hold |")
+    again = [*found, report.Section("b", "b", (claims.Claim("section 3", "again", [claims.below("x", one)]),))]
+    assert report.tally(again).startswith("2 claims.")

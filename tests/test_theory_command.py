@@ -53,7 +53,7 @@ def test_a_violation_is_shown_and_sets_the_exit_code(
 def test_an_unknown_statement_is_named() -> None:
     with pytest.raises(LimpetError, match="did you mean shared-modes"):
         theory.run("shared-mode")
-    with pytest.raises(LimpetError, match="it takes support-restriction"):
+    with pytest.raises(LimpetError, match="it takes leave-one-out"):
         theory.run("zzz")
 
 

@@ -16,6 +16,7 @@ from limpet.theory import STATEMENTS, Sides, closed_loop_exact
 from limpet.theory import bayes_factor as bayes
 from limpet.theory import combined_evidence as combined
 from limpet.theory import diminishing_returns as returns
+from limpet.theory import leave_one_out as loo
 from limpet.theory import selection_risk as risk
 from limpet.theory import separated_modes as separated
 from limpet.theory import shared_modes as shared
@@ -186,12 +187,38 @@ def test_separated_modes_can_fail() -> None:
     weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).expand(RANDOM, 3)
     broken(separated.check_gap("", words, weights, 3), "0 < Hamming gap")
     prior = torch.tensor([0.98, 0.01, 0.01])
-    broken(separated.check_decoding("", words[0], 3, 0.4, prior), "states where the likeliest is not the nearest")
+    broken(
+        separated.check_decoding("", words[0], 3, 0.4, prior),
+        "states where the likeliest is not the nearest",
+        "states within half the separation of a word not decoded to it",
+    )
 
 
 def test_the_argmax_spells_the_sure_mode() -> None:
     for words in random_words(20, 3, 4, 3, seed=5):
         sound(separated.check_decoding("", words, 3, 0.3))
+
+
+# The leave-one-out law
+
+
+@many
+@given(seed=SEEDS, noise=st.floats(0.01, 1.0), shape=st.sampled_from([(2, 4), (3, 3), (4, 2)]))
+def test_the_posterior_averages_to_a_law_that_converts_back(seed: int, noise: float, shape: tuple[int, int]) -> None:
+    size, length = shape
+    joint = random_laws(BATCH, size**length, seed=seed)
+    sound(loo.check_random("", joint, size, length, noise))
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.4, 1.0])
+def test_the_mean_of_the_posterior_is_what_exact_sources_predict(noise: float) -> None:
+    for source in tiny():
+        sound(loo.check("", source, noise))
+
+
+def test_a_mean_that_forgets_what_the_others_say_is_another_law() -> None:
+    for source in tiny():
+        broken(loo.check("", source, 0.4, given=False), "mean of the posterior = leave-one-out law (TV)")
 
 
 # Shared modes
@@ -396,7 +423,7 @@ def test_every_statement_meets_random_sources_and_equality(tables: dict[str, lis
         if not name.startswith("closed-loop"):
             assert any(row.source.startswith(f"{RANDOM:,} random") for row in rows), name
             assert any(row.verdict == "equal" and row.relation == "<=" for row in rows) or name in {
-                "diminishing-returns", "support-restriction",
+                "diminishing-returns", "leave-one-out", "support-restriction",
             }, name  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 COMMANDS = (
     "sample", "compare", "doctor", "check", "info", "samplers", "score", "study", "theory", "train", "watch", "view",
-    "serve", "audit", "bench", "tune",
+    "serve", "audit", "bench", "tune", "reproduce",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
 import numpy as np
@@ -21,21 +21,24 @@ from limpet.errors import LimpetError
 from limpet.files import write_whole
 from limpet.inline import for_script, hashed
 from limpet.lab import figures, render, units
-from limpet.lab.claims import FEW, LEVEL, Claim
+from limpet.lab.claims import FEW, LEVEL, Claim, PaperVerdict, Verdict
 from limpet.lab.page import Dot, Entry, Page, Scatter, Table, signed
 from limpet.lab.results import Results
 from limpet.lab.study import Study
 from limpet.stats import numbers
 
 HERE = Path(__file__).parent
-TITLE, HEAD = "Claims of the paper", ("Where", "Claim", "Paper", "Here", "Verdict")
+TITLE = "Claims of the paper"
+HEAD = ("Where", "Claim", "Paper", "The rule on the paper's numbers", "Here", "The rule here")
 RULE = (
-    f"A finding holds when its whole {LEVEL:.0%} interval (Student's t over shards) is on the wanted side, and fails "
-    "when it is all on the other; a claim is supported when all its findings hold, and not when one fails."
+    f"A finding holds when its one-sided {LEVEL:.0%} bound (Student's t over shards) is on the wanted side, and fails "
+    "when the bound from the other side is on the wrong one; a claim is supported when all its findings hold, and not "
+    "when one fails. The paper's numbers are judged by the same rule with the errors that it prints, by their sign "
+    "where it prints none, and stand as words where there is no number."
 )
 UNITS = (
     "Numbers are differences, in nats per token where the claim is about likelihood; a range where there are more than "
-    f"{FEW} of them, and the side alone where the paper prints none."
+    f"{FEW} of them, with the largest error, and the side alone where the paper prints none."
 )
 BRACKETS = "In brackets: the paper's values, of its own models at its own sizes."
 
@@ -185,7 +188,10 @@ def markdown(results: Results, page: Page) -> str:
         lines += [f"## {TITLE}", "", RULE, ""]
         for i, claim in enumerate(page.claims):
             anchor = f'<a id="claim-{i}"></a>'
-            lines += [f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}.", ""]
+            said = f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}."
+            printed = any(finding.paper for finding in claim.findings)
+            lines += [f"{said} The rule on the paper's numbers: {claim.paper_verdict}." if printed else said, ""]
+            lines += [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
             lines += [render.markdown(findings(claim))]
         lines += ["## Tables and figures", "", BRACKETS, ""]
     lines += [render.markdown(table) for table in page.tables]
@@ -212,10 +218,12 @@ def _summary(results: Results) -> str:
 def findings(claim: Claim) -> Table:
     """What a claim rests on, a line each."""
     rows = tuple(
-        (Entry(f.name), Entry(f.here), Entry("" if f.paper is None else f.there), Entry(f.wanted), Entry(f.outcome))
+        tuple(map(Entry, (f.name, f.wanted, f.here, f.outcome, "" if f.paper is None else f.there, f.paper_outcome)))
         for f in claim.findings
     )
-    return Table("findings", "", ("finding", "here", "paper", "wanted", "outcome"), (rows,))
+    return Table(
+        "findings", "", ("finding", "wanted", "here", "outcome", "paper", "by the same rule"), (rows,), names=2
+    )
 
 
 # The index
@@ -246,19 +254,46 @@ def write_index(sections: Sequence[Section], folder: Path) -> Path:
     return folder / "index.html"
 
 
+def in_order(sections: Sequence[Section]) -> list[tuple[Claim, Section, int]]:
+    """Every claim with its report and its number there, in the order of the paper."""
+    found = [(claim, one, i) for one in sorted(sections) for i, claim in enumerate(one.claims)]
+    return sorted(found, key=lambda entry: (not entry[0].where.startswith("section"), entry[0].where))
+
+
+def told_twice(claims: Sequence[Claim]) -> list[int]:
+    """How many findings of each claim are numbers that another claim rests on: one of fewer findings, or the first."""
+    known: set[tuple[Any, ...]] = set()
+    counts = [0] * len(claims)
+    for i in sorted(range(len(claims)), key=lambda i: len(claims[i].findings)):
+        # Values without any spread are a count of none or of all, which others may be by chance.
+        own = {(one.side, *numbers(one.estimate.values)) for one in claims[i].findings if one.estimate.se > 0}
+        counts[i] = len(own & known)
+        known |= own
+    return counts
+
+
 def overview(sections: Sequence[Section], base: str = "") -> str:
     """Every claim as one row of a Markdown table, in the order of the paper; links start at `base`."""
-    found = [(claim, one, i) for one in sorted(sections) for i, claim in enumerate(one.claims)]
-    found.sort(key=lambda entry: (not entry[0].where.startswith("section"), entry[0].where))  # appendices last
-    rows = tuple(
-        (Entry(claim.where, link=f"{base}{quote(one.folder)}/report.md#claim-{i}"), Entry(claim.text),
-         Entry(claim.there), Entry(claim.here), Entry(f"{claim.verdict}, {claim.count}"))
-        for claim, one, i in found
-    )  # fmt: skip
-    return render.markdown(Table("claims", "", HEAD, (rows,), names=len(HEAD)))
+    found = in_order(sections)
+    again = told_twice([claim for claim, *_ in found])
+    rows = []
+    for (claim, one, i), before in zip(found, again, strict=True):
+        shared = f"; {before} of its numbers in another claim too" if before else ""
+        where = Entry(claim.where, link=f"{base}{quote(one.folder)}/report.md#claim-{i}")
+        ours = f"{claim.verdict}, {claim.count}{shared}"
+        rows.append((where, *map(Entry, (claim.text, claim.there, claim.paper_verdict, claim.here, ours))))
+    return render.markdown(Table("claims", "", HEAD, (tuple(rows),), names=len(HEAD)))
 
 
 def tally(sections: Sequence[Section]) -> str:
-    verdicts = [claim.verdict for one in sections for claim in one.claims]
-    counts = (f"{verdicts.count(verdict)} {verdict}" for verdict in ("supported", "not supported", "inconclusive"))
-    return f"{len(verdicts)} claims: {', '.join(counts)}."
+    """Verdicts on all claims, here and of the same rule on the paper's numbers. A claim all of whose numbers are
+    those of another is not counted again."""
+    found = [claim for claim, *_ in in_order(sections)]
+    own = [claim for claim, before in zip(found, told_twice(found), strict=True) if before < len(claim.findings)]
+
+    def counts(verdicts: Sequence[str], names: Sequence[str]) -> str:
+        return ", ".join(f"{verdicts.count(name)} {name}" for name in names)
+
+    here = counts([claim.verdict for claim in own], get_args(Verdict))
+    there = counts([claim.paper_verdict for claim in own], get_args(PaperVerdict))
+    return f"{len(own)} claims. Here: {here}. The rule on the paper's own numbers: {there}."

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from limpet.errors import LimpetError
 from limpet.lab.claims import Claim
 from limpet.lab.page import Figure, Page
 from limpet.lab.results import Results
-from limpet.lab.study import Study
+from limpet.lab.study import Cell, Study
 from limpet.studies import audit
 from limpet.studies.presets import PRESETS, Preset, preset
 from limpet.studies.published import Beside
@@ -23,6 +25,8 @@ STUDIES = {name: words["about"] for name, words in WORDS.items()}
 PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study's file may make of its results
 # With presets of their own: they look inside paths and forward states.
 AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
+OWN = ("samplers", "forms", "mending")  # limpet's, and not the paper's
+AUDITED = {"mini-gpu": "mini"}  # what a preset is called where audits call it otherwise
 
 
 def study(name: str, size: Any) -> Study:
@@ -39,7 +43,7 @@ def study(name: str, size: Any) -> Study:
         panels, found = tuple(made.get("panels", ())), made.get("claims", {})
         # In words of its own, or in those that all its claims share.
         claims = {key: about["claim"] for key in found if "claim" in about} | about.get("claims", {})
-        rests = {key: found.get(key) or beside.findings(claim) for key, claim in claims.items()}
+        rests = {key: [*found.get(key, ()), *beside.findings(claim)] for key, claim in claims.items()}
         return Page(
             tuple(made.get("tables", ())),
             (Figure(name, about["shows"].format(size=size), panels, columns=about.get("columns", 3)),)
@@ -47,7 +51,9 @@ def study(name: str, size: Any) -> Study:
             else (),
             tuple(made.get("contrasts", ())),
             tuple(
-                Claim(one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key])
+                Claim(
+                    one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key], one.get("why", "")
+                )
                 for key, one in claims.items()
                 if rests[key]
             ),
@@ -61,4 +67,28 @@ def study(name: str, size: Any) -> Study:
     )
 
 
-__all__ = ["AUDITS", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "study"]
+def whole(size: Preset, stand: Mapping[str, str] = {}) -> list[Study]:
+    """All that the paper measures, at a preset's size: its audits, which score nothing, and then its studies. `stand`
+    names what stands for a model or a judge."""
+    judges = tuple(replace(one, name=stand.get(one.name, one.name)) for one in size.judges)
+    distilled, base = (stand.get(model, model) for model in (size.distilled, size.base))
+    sizes: dict[str, Any] = dict.fromkeys(STUDIES, replace(size, judges=judges, distilled=distilled, base=base))
+    for name in AUDITS:
+        if name not in OWN:
+            known = importlib.import_module(f"limpet.studies.{name}").PRESETS
+            if (own := known.get(AUDITED.get(size.name, size.name))) is None:
+                raise LimpetError(f"audits have no preset {size.name!r}; they have {', '.join(known)}")
+            sizes[name] = replace(own, models=tuple(stand.get(model, model) for model in own.models))
+    return [study(name, sizes[name]) for name in (*AUDITS, *STUDIES) if name not in OWN]
+
+
+def shortened(one: Study, length: int) -> Study:
+    """The same study on samples of so many tokens, where it does not say itself how many."""
+    return replace(one, cells=tuple(
+        replace(cell, length=cell.length or length) if isinstance(cell, Cell) else
+        replace(cell, settings=replace(cell.settings, length=length))
+        for cell in one.cells
+    ))  # fmt: skip
+
+
+__all__ = ["AUDITS", "OWN", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "shortened", "study", "whole"]

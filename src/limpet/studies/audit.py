@@ -14,11 +14,13 @@ from torch import Tensor
 
 from limpet.compare import SHARDS
 from limpet.files import Toml
+from limpet.lab.claims import Printed, difference
 from limpet.lab.page import Entry, Panel, Table, number, series
 from limpet.lab.results import Results, Row
 from limpet.lab.study import Judging, Look, Probe
 from limpet.stats import Estimate
-from limpet.studies.paths import Settings
+from limpet.studies.paths import Forward, Settings
+from limpet.studies.published import read
 
 READING = "The paper's figures are of Duo and Duo-distilled, at its own sizes."
 HEAD = ("model", "quantity", "at", "here", "events", "paper")
@@ -59,12 +61,40 @@ def checkpoint(model: str) -> str:
 
 def each(look: Look) -> Callable[[Preset[Any]], list[Probe]]:
     """The cells of an audit: a probe for each model."""
-    return lambda preset: [Probe(model, (model,), look, preset.settings) for model in preset.models]
+    return lambda preset: [
+        Probe(model, (model,), look, preset.settings, cost(preset.settings)) for model in preset.models
+    ]
+
+
+def cost(settings: Settings) -> int:
+    """Tokens through a network in a shard, roughly: a path is walked once, a forward state is looked at once."""
+    calls = len(settings.times) if isinstance(settings, Forward) else settings.nfe
+    return settings.paths * calls * (settings.length or 1024)
 
 
 def percent(hits: float | Tensor, of: float) -> tuple[float, str, int]:
     """The rest of a `Seen`: 100 hits / of, its unit, and how many events that is of; NaN where there is none."""
     return 100 * float(hits) / of if of else math.nan, "%", int(of)
+
+
+# What the paper claims of it
+
+
+def beside(results: Results, which: str) -> list[str]:
+    """The models here that stand beside one of the paper's checkpoints."""
+    return [model for model in dict.fromkeys(row.model for row in results.rows()) if checkpoint(model) == which]
+
+
+def figure(name: str, quantity: str, **at: Any) -> Printed | None:
+    """What the paper gives for a quantity, as a number."""
+    told = FILE.content[name]["paper"].get(quantity, "")
+    return read(str(told.get(" ".join(map(str, at.values())), "") if isinstance(told, dict) else told))
+
+
+def less(name: str, one: str, other: str, **at: Any) -> Printed | None:
+    """A figure of the paper less another, at the same place."""
+    first, second = figure(name, one, **at), figure(name, other, **at)
+    return first and second and difference(first, second)
 
 
 # A table

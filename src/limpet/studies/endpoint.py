@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 
+from limpet.lab.claims import Finding, within
 from limpet.lab.page import Entry, Table
 from limpet.lab.study import Cell
+from limpet.stats import Estimate
 from limpet.studies.presets import Preset
-from limpet.studies.published import Beside
+from limpet.studies.published import Beside, Claims, printed
 
 ROWS = tuple(product(("base", "distilled"), (1.0, 0.9)))  # role and top-p
 ENDS = ("ancestral", "argmax")
+NEAR = 0.05  # nats; studies.toml says why
 
 
 def cells(preset: Preset) -> Iterable[Cell]:
@@ -36,3 +40,17 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
             yield Entry(here, both(*(results.paper(cell, measure) for measure in measures)))
 
     yield results.table("endpoint", [[row(*key) for key in ROWS]])
+
+
+def claims(results: Beside, preset: Preset) -> Claims:
+    """Whether an ancestral last call gives what was reported by others, of the model that they report on."""
+
+    def gap(p: float) -> Finding:
+        cell, name = f"base/{p}/ancestral", f"NLL, ancestral less reported, {preset.captions['base']}, p={p:g}"
+        reported = math.log(float(results.paper(f"base/{p}/reported", "ppl")))
+        estimate = Estimate(results.values(cell, "nll") - reported)
+        if preset.captions["base"] != "Duo":
+            estimate = results.missing("others report on Duo alone")
+        return within(name, estimate, NEAR, printed("nll", cell, f"base/{p}/reported"))
+
+    return {"recovered": [gap(1.0), gap(0.9)]}

@@ -72,8 +72,14 @@ def claims(results: Beside, preset: Preset) -> Claims:
         return below(f"NLL less top-p at equal entropy, {what}", residual(results, preset, cell), paper=paper)
 
     rep = residual(results, preset, "distilled/D/0.5", measure="rep-4")
+
+    def at(role: str, budgets: Iterable[float]) -> list[Finding]:
+        return [matched(f"{role}/D/{d}", f"D={d:g}L") for d in budgets]
+
     return {
-        **{role: [matched(f"{role}/D/{d}", f"D={d:g}L") for d in budgets] for role, budgets in MATCHABLE.items()},
+        "distilled": at("distilled", [0.5]),
+        "budgets": at("distilled", [d for d in BUDGETS if d != 0.5]),
+        "base": at("base", MATCHABLE["base"]),
         "warmups": [matched(f"distilled/warmup/{f}", f"warmup {f:g}") for f in WARMUPS],
         "repetition": [above("Rep-4 of CRS D=0.5L less top-p at equal entropy", rep)],
     }

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, State
+from limpet.lab.claims import Finding, above
 from limpet.lab.page import Panel, series
 from limpet.lab.results import Results
 from limpet.lab.study import Seen
 from limpet.samplers import CRS, Native
 from limpet.samplers.crs import NEVER
+from limpet.stats import paired
 from limpet.studies import paths
-from limpet.studies.audit import Preset, each, models_of, one, presets
-from limpet.studies.published import ticks
+from limpet.studies.audit import Preset, beside, each, less, models_of, one, presets
+from limpet.studies.published import Claims, ticks
 
 VIEWS = ("overwritten", "restored", "revisable")
 
@@ -103,6 +105,22 @@ def observe(crs: CRS, path: Path, state: State, native: State, chosen: Sequence[
 
 
 cells = each(look)
+
+
+def claims(results: Results, preset: Preset[Settings]) -> Claims:
+    """Of the distilled model, whose paths the paper follows: the restored view less the paired revisable one."""
+
+    def gaps(suffix: str) -> list[Finding]:
+        views = f"restored{suffix}", f"revisable{suffix}"
+        return [
+            above(f"{views[0]} less revisable, offset {offset}",
+                  paired(*(one(results, view, model, offset=offset).values for view in views)), 0,
+                  less("hidden", *views, offset=offset))
+            for model in beside(results, "Duo-distilled")
+            for offset in preset.settings.offsets
+        ]  # fmt: skip
+
+    return {"restored": gaps(""), "changed": gaps(", where it changed")}
 
 
 def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:

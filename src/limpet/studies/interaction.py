@@ -35,4 +35,5 @@ def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
         for p in MASSES[1:]:
             cells = gain("late", step, 1.0, p)
             name = f"gain of H={shorter} to {longer} at late p=1 less late p={p:g}"
-            yield Contrast(name, results.contrast(*cells), f"{printed('nll', *cells):+.3f}")
+            paper = printed("nll", *cells)
+            yield Contrast(name, results.contrast(*cells), f"{paper.mean:+.3f}" if paper else "")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from limpet.lab.claims import Finding, Printed, above, between
 from limpet.lab.page import Entry, Panel, Table
 from limpet.lab.study import Cell
 from limpet.samplers import CRS, Native, Sampler
+from limpet.stats import Estimate
 from limpet.studies.presets import Preset
-from limpet.studies.published import Beside, ticks
+from limpet.studies.published import Beside, Claims, printed, ticks
 
 ARMS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS"}
+LENGTH = 1024  # of the paper's samples
 MEAN, ERROR = 0, 2  # where they stand in "41.79 ± 0.84", parted
 
 
@@ -53,6 +56,32 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
     yield table("nfe-scaling", partial(tradeoff, part=MEAN))
     yield table("nfe-scaling-errors", partial(tradeoff, part=ERROR))
     yield table("nfe-scaling-selection", selection)
+
+
+def claims(results: Beside, preset: Preset) -> Claims:
+    """What CRS selects along a path, of the length, and how much of that is visible at once."""
+
+    def of_length(role: str, nfe: int, bound: float) -> Finding:
+        cell = f"{role}/{nfe}/CRS"
+        paper = printed("selected", cell)
+        shown = paper and Printed(*(value / LENGTH for value in paper))
+        share = Estimate(results.values(cell, "selected") / preset.lengths[role])
+        return above(f"selected of the length, {preset.captions[role]}, {nfe} calls", share, bound, shown)
+
+    def at_once(role: str) -> Finding:
+        cell = f"{role}/{preset.most}/CRS"
+        share = Estimate(results.values(cell, "visible") / results.values(cell, "selected"))
+        visible, selected = printed("visible", cell), printed("selected", cell)
+        paper = visible and selected and Printed(visible.mean / selected.mean, visible.mean / selected.mean)
+        return between(
+            f"visible of the selected, {preset.captions[role]}, {preset.most} calls", share, 0.25, 0.75, paper
+        )
+
+    return {
+        "most": [of_length(role, nfe, bound) for nfe, bound in ((preset.most, 0.9), (preset.nfes[0], 0.5))
+                 for role in preset.captions],
+        "gradual": [at_once(role) for role in preset.captions],
+    }  # fmt: skip
 
 
 def panels(results: Beside, preset: Preset) -> Iterator[Panel]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from limpet.lab.claims import Finding, above, below, within
+from limpet.lab.claims import Finding, above, alike, below
 from limpet.lab.page import Contrast, Table
 from limpet.lab.study import DIVERSITY, Cell
 from limpet.samplers import CRS
 from limpet.studies.presets import Preset
-from limpet.studies.published import NAMES, Beside, Claims, Side, row
+from limpet.studies.published import NAMES, Beside, Claims, Side, printed, row
 
 ROWS = (  # the table's: late top-p and horizon; the last applies p at every step
     ("1.0", "0"), ("1.0", "short"), ("1.0", "ever"), ("0.9", "short"), ("0.8", "0"), ("0.8", "short"), ("0.8", "ever"),
@@ -17,7 +17,6 @@ ROWS = (  # the table's: late top-p and horizon; the last applies p at every ste
 )  # fmt: skip
 ENDS = (1.0, 0.8)  # late top-p with all horizons
 STEPS = (("0", "short"), ("short", "ever"))  # of the horizon; the gain of each is the NLL of the first less the second
-ALIKE = 0.05  # nats: the reach of the paper's 95% intervals for its second judge, and a little
 
 
 def cells(preset: Preset) -> tuple[Cell, ...]:
@@ -79,20 +78,37 @@ def claims(results: Beside, preset: Preset) -> Claims:
     def positive(some: Differences) -> list[Finding]:
         return [results.finding(above, name, *cells) for name, cells in some.items()]
 
-    def persistent(side: Side, measure: str) -> Finding:
-        name, cells = f"{NAMES[measure]}, H=∞ less H=0, late p=1", ("prefix/1.0/ever", "prefix/1.0/0")
-        return results.finding(side, name, *cells, measure=measure)
+    def second(side: Side, some: Differences) -> list[Finding]:
+        """The same for the paper's second judge, whether there is one here or not."""
+        found = []
+        for name, cells in some.items():
+            judge = results.judges[1] if len(results.judges) > 1 else ""
+            estimate = results.contrast(*cells, measure=f"nll:{judge}") if judge else results.missing("one judge here")
+            found.append(side(f"{name} ({judge or 'second judge'})", estimate, paper=printed("nll:2", *cells)))
+        return found
+
+    def compared(side: Side, measure: str, a: str, b: str, name: str) -> Finding:
+        cells = f"prefix/{a}", f"prefix/{b}"
+        return results.finding(side, f"{NAMES[measure]}, {name}", *cells, measure=measure)
 
     gains, more, against = differences(preset)
-    found = {
+    short, ever = positive(against)
+    at = preset.shown
+    return {
         "visible": positive(gains),
         "attenuated": positive(more),
-        "first-judge": positive(against),
-        "repeats": [persistent(below, "dist-4"), persistent(above, "rep-4")],
+        "attenuated-second": second(above, more),
+        "first-judge": [short],
+        "first-judge-ever": [ever],
+        "second-judge": second(alike, against),
+        "self-bleu": [
+            compared(
+                above, "self-bleu", "all 0.8/0", "0.8/ever", f"p=0.8 at every step less late p=0.8, H={at['ever']}"
+            ),
+            compared(above, "self-bleu", "0.8/ever", "0.8/short", f"late p=0.8, H={at['ever']} less H={at['short']}"),
+        ],
+        "repeats": [
+            compared(below, "dist-4", "1.0/ever", "1.0/0", "H=∞ less H=0, late p=1"),
+            compared(above, "rep-4", "1.0/ever", "1.0/0", "H=∞ less H=0, late p=1"),
+        ],
     }
-    for judge in results.judges[1:2]:
-        found["second-judge"] = [
-            results.finding(within, f"{name} ({judge})", *cells, measure=f"nll:{judge}", bound=ALIKE)
-            for name, cells in against.items()
-        ]
-    return found

@@ -24,6 +24,7 @@ class Preset:
     distilled: str
     base: str
     captions: dict[str, str]  # what tables call the models
+    lengths: dict[str, int]  # tokens in a sample of each
     judges: tuple[Judging, ...]
     shards: tuple[int, ...]
     n: int  # samples in a shard
@@ -42,6 +43,11 @@ class Preset:
     def horizon(self) -> int:
         """The paper's eight steps of 64, as a share of the calls."""
         return max(1, self.nfe // 8)
+
+    @property
+    def most(self) -> int:
+        """The most calls of NFE scaling."""
+        return self.nfes[-1]
 
     @property
     def continued(self) -> int:

@@ -10,17 +10,24 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from limpet.lab.claims import Finding, above, below, within
+import numpy as np
+
+from limpet.lab import claims
+from limpet.lab.claims import Finding, Printed, difference
 from limpet.lab.page import Entry, Series, Table, number, series
 from limpet.lab.results import Results
+from limpet.stats import Estimate
 
 NAMES = {
     "ppl": "GenPPL", "entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU",
     "mauve": "MAUVE",
 }  # fmt: skip
 DIGITS = {"ppl": 2, "entropy": 3, "selected": 2, "visible": 2}  # of a measure in a table; 4 of the others
-Side = Callable[..., Finding]  # below, above or within a bound
-SIDES: dict[str, Side] = {"below": below, "above": above, "within": within}
+Side = Callable[..., Finding]  # of a bound
+SIDES: dict[str, Side] = {
+    side.__name__.replace("_", " "): side
+    for side in (claims.below, claims.above, claims.not_below, claims.not_above, claims.within, claims.alike)
+}
 Claims = Mapping[str, Sequence[Finding]]  # what each claim of a study rests on
 
 # By study, by row, by measure. Rows of the same name are of the same cells, so that studies can share them.
@@ -28,9 +35,26 @@ TABLES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with
 PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()}
 
 
-def value(text: str) -> float:
-    """The number of an entry, its error not counted: "41.79 ± 0.84"."""
-    return float(text.partition(" ± ")[0])
+def read(text: str) -> Printed | None:
+    """An entry as a number with its error ("41.79 ± 0.84"), a range ("0.9 to 2.1 over t"), a bound of shares in percent
+    ("99.75 or more") or of sizes ("0.25 or less in size"); None of words."""
+    words = text.split()
+    try:
+        first = float(words[0])
+    except (ValueError, IndexError):
+        return None
+    match words[1:]:
+        case []:
+            return Printed(first, first)
+        case ["±", error]:
+            return Printed(first, first, float(error))
+        case ["to", last, *_]:
+            return Printed(first, float(last))
+        case ["or", "more", *_]:
+            return Printed(first, 100.0)
+        case ["or", "less", *_]:
+            return Printed(-first, first)
+    return None
 
 
 def row(*cells: str) -> str:
@@ -38,17 +62,32 @@ def row(*cells: str) -> str:
     return "({} - {}) - ({} - {})".format(*cells) if len(cells) == 4 else " - ".join(cells)
 
 
-def printed(measure: str, *cells: str) -> float | None:
-    """The paper's number: the one that it prints, or else the difference of those that it prints, where it does."""
-    texts = PRINTED.get(row(*cells), {})
-    if measure in texts:
-        return value(texts[measure])
+def printed(measure: str, *cells: str) -> Printed | None:
+    """The paper's number: the one that it prints, the sum of two differences that it prints, or else the difference of
+    those of the cells, where it prints them."""
+    if text := PRINTED.get(row(*cells), {}).get(measure):
+        return read(text)
     if len(cells) == 1:
-        ppl = texts.get(measure.replace("nll", "ppl"))
-        return math.log(value(ppl)) if ppl else None
+        ppl = read(PRINTED.get(cells[0], {}).get(measure.replace("nll", "ppl"), "")) if "nll" in measure else None
+        return ppl and Printed(math.log(ppl.least), math.log(ppl.most), ppl.se / ppl.mean)
+    if len(cells) == 2:
+        if back := _step(measure, *cells):
+            return back
+        for middle in dict.fromkeys(name for pair in PRINTED for name in pair.split(" - ") if " - " in pair):
+            one, other = _step(measure, cells[0], middle), _step(measure, cells[1], middle)
+            if one and other:
+                return difference(one, other)
     half = len(cells) // 2
     one, other = printed(measure, *cells[:half]), printed(measure, *cells[half:])
-    return None if one is None or other is None else one - other
+    return one and other and difference(one, other)
+
+
+def _step(measure: str, a: str, b: str) -> Printed | None:
+    """a - b, if either order of it is printed."""
+    if text := PRINTED.get(row(a, b), {}).get(measure):
+        return read(text)
+    back = read(PRINTED.get(row(b, a), {}).get(measure, ""))
+    return back and Printed(-back.most, -back.least, back.se)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +142,11 @@ class Beside(Results):
         """On which side a difference falls, with the paper's."""
         paper = printed(self.theirs(measure), *cells)
         return side(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
+
+    def missing(self, reason: str) -> Estimate:
+        """No value in any shard, and why."""
+        shards = len(self.study.shards)
+        return Estimate(np.full(shards, math.nan), (reason,) * shards)
 
     def findings(self, claim: Mapping[str, Any]) -> list[Finding]:
         """What a claim rests on by the study's words: every rule, at every combination of what it names."""

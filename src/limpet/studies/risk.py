@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from limpet.denoisers import Denoiser
+from limpet.lab.claims import above, not_below
 from limpet.lab.page import Panel, series
 from limpet.lab.results import Results
 from limpet.lab.study import Seen
+from limpet.stats import paired
 from limpet.studies import paths
-from limpet.studies.audit import Preset, each, models_of, one, presets
+from limpet.studies.audit import Preset, beside, each, models_of, one, presets
+from limpet.studies.published import Claims
 from limpet.studies.selection import count_of, view
 
 PRESETS = presets("risk", paths.Forward)
@@ -38,6 +41,18 @@ def look(models: Sequence[Denoiser], settings: paths.Forward, shard: int, shards
 
 
 cells = each(look)
+
+
+def claims(results: Results, preset: Preset[paths.Forward]) -> Claims:
+    """Of both checkpoints: from the first time to the last it rises, and no step between two goes back."""
+    times, found = preset.settings.times, []
+    for model in (*beside(results, "Duo"), *beside(results, "Duo-distilled")):
+        first, last = (one(results, "selected error", model, t=t).values for t in (times[0], times[-1]))
+        found.append(above(f"selected error, t={times[-1]:g} less t={times[0]:g}, {model}", paired(last, first)))
+        for t in times[1:]:
+            rise = one(results, "selected error, rise", model, t=t)
+            found.append(not_below(f"selected error, rise to t={t:g}, {model}", rise))
+    return {"falls": found}
 
 
 def panels(results: Results, preset: Preset[paths.Forward]) -> Iterator[Panel]:

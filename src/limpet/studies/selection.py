@@ -13,13 +13,15 @@ from torch import Tensor
 from limpet.denoisers import Denoiser
 from limpet.engine import selector
 from limpet.errors import LimpetError
+from limpet.lab.claims import Finding, above, between, within
 from limpet.lab.page import Panel, Series, series
 from limpet.lab.results import Results
 from limpet.lab.study import Probe, Seen
 from limpet.samplers import CRS
 from limpet.stats import Estimate
 from limpet.studies import paths
-from limpet.studies.audit import Preset, models_of, one, percent, presets
+from limpet.studies.audit import Preset, cost, figure, models_of, one, percent, presets
+from limpet.studies.published import Claims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ PRESETS = presets("selection", Settings)
 def cells(preset: Preset[Settings]) -> list[Probe]:
     if len(preset.models) != 2:
         raise LimpetError(f"this audit compares two checkpoints, and was given {len(preset.models)}: name two")
-    return [Probe("both", preset.models, look, preset.settings)]
+    return [Probe("both", preset.models, look, preset.settings, 2 * cost(preset.settings))]
 
 
 def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
@@ -97,6 +99,28 @@ def compared(first: View, second: View, clean: Tensor) -> dict[tuple[str, str], 
     found["self accuracy, difference", ""] = found["self accuracy", "second"] - found["self accuracy", "first"]
     both, either = (first.chosen & second.chosen).sum(-1), (first.chosen | second.chosen).sum(-1)
     found["Jaccard", ""] = float((both / either).mean())
+    return found
+
+
+def claims(results: Results, preset: Preset[Settings]) -> Claims:
+    """Of the pair, at every time."""
+    found: dict[str, list[Finding]] = {key: [] for key in ("overlap", "agree", "accurate", "selects", "overconfident")}
+    for t in preset.settings.times:
+        jaccard, gain = one(results, "Jaccard", t=t), one(results, "self accuracy, difference", t=t)
+        found["overlap"].append(between(f"Jaccard, t={t:g}", jaccard, 0.25, 0.75, figure("selection", "Jaccard")))
+        paper = figure("selection", "self accuracy, difference")
+        found["selects"].append(above(f"self accuracy, second less first, t={t:g}", gain, 0, paper))
+        for model in preset.models:
+            where = f"where {model} selects, t={t:g}"
+            same, apart = "argmax agreement", "fixed-position accuracy, difference"
+            paper = figure("selection", same)
+            found["agree"].append(above(f"{same} {where}", one(results, same, model, t=t), 99, paper))
+            paper = figure("selection", apart)
+            found["accurate"].append(within(f"{apart} {where}", one(results, apart, model, t=t), 0.5, paper))
+            error, sure = (one(results, quantity, model, t=t) for quantity in ("self error", "confidence"))
+            # The paper's confidence is nearly 100: its error is what it is overconfident by.
+            excess, paper = Estimate(error.values - (100 - sure.values)), figure("selection", "self error")
+            found["overconfident"].append(above(f"error less 100 - confidence, {model}, t={t:g}", excess, 0, paper))
     return found
 
 

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, generate
+from limpet.lab.claims import Finding, above, below
 from limpet.lab.page import Panel
 from limpet.lab.results import Results
 from limpet.lab.study import Seen
 from limpet.samplers import Native
+from limpet.stats import paired
 from limpet.studies import paths
-from limpet.studies.audit import Preset, bars, each, models_of, percent, presets
+from limpet.studies.audit import Preset, bars, beside, each, figure, less, models_of, one, percent, presets
+from limpet.studies.published import Claims
 
+QUANTITIES = ("singleton", "singleton, last steps", "next step", "final", "stochastic bridge")
 CERTAIN = 1e-8  # a bridge whose largest mass is this near to 1 counts as deterministic
 
 
@@ -36,7 +40,7 @@ def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tup
             single, late = seen["singleton"], seen["singleton"][-settings.last :]
             yield Seen(model.name, "singleton", {"p": p}, *percent(single.sum(), single.numel()))
             yield Seen(model.name, "singleton, last steps", {"p": p}, *percent(late.sum(), late.numel()))
-            for quantity in ("next step", "final", "stochastic bridge"):
+            for quantity in QUANTITIES[2:]:
                 kept = (single & seen[quantity]).sum()
                 yield Seen(model.name, quantity, {"p": p}, *percent(kept, int(single.sum())))
 
@@ -72,9 +76,26 @@ def largest_mass(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, v
 cells = each(look)
 
 
+def claims(results: Results, preset: Preset[Settings]) -> Claims:
+    """Of the distilled model, which is the one that the paper traces."""
+    found: dict[str, list[Finding]] = {key: [] for key in ("often", "later", "lasts", "not-for-ever", "stochastic")}
+    for model in beside(results, "Duo-distilled"):
+        for p in preset.settings.masses:
+            rates = {quantity: one(results, quantity, model, p=p) for quantity in QUANTITIES}
+            paper = {quantity: figure("singleton", quantity, p=p) for quantity in QUANTITIES}
+            every, late, following, final, bridge = QUANTITIES
+            found["often"].append(above(f"{late}, p={p}", rates[late], 10, paper[late]))
+            gap = paired(rates[late].values, rates[every].values)
+            found["later"].append(above(f"{late} less all, p={p}", gap, 0, less("singleton", late, every, p=p)))
+            found["lasts"].append(above(f"{following}, p={p}", rates[following], 99, paper[following]))
+            found["not-for-ever"].append(above(f"{final}, p={p}", rates[final], 90, paper[final]))
+            found["not-for-ever"].append(below(f"{final}, p={p}", rates[final], 100, paper[final]))
+            found["stochastic"].append(above(f"{bridge}, p={p}", rates[bridge], 90, paper[bridge]))
+    return found
+
+
 def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
     """How many pairs are singletons, and how many of those last."""
     models = models_of(results, "singleton")
     groups = {f"{model}, p = {p}": (model, {"p": p}) for model in models for p in preset.settings.masses}
-    shown = (("singleton", "singleton, last steps"), ("next step", "final", "stochastic bridge"))
-    yield from (bars(results, quantities, groups) for quantities in shown)
+    yield from (bars(results, quantities, groups) for quantities in (QUANTITIES[:2], QUANTITIES[2:]))

@@ -15,13 +15,15 @@ from torch import Tensor
 from limpet.denoisers import Denoiser
 from limpet.engine.path import Path, State
 from limpet.errors import LimpetError
+from limpet.lab.claims import Finding, above, within
 from limpet.lab.page import Panel
 from limpet.lab.results import Results
 from limpet.lab.study import Probe, Seen
 from limpet.samplers import CRS
 from limpet.samplers.crs import OPEN
 from limpet.studies import paths
-from limpet.studies.audit import Preset, bars, each, models_of, percent, presets
+from limpet.studies.audit import Preset, bars, beside, each, figure, models_of, one, percent, presets
+from limpet.studies.published import Claims
 
 LARGEST = 4096.0  # inverse temperatures beyond it are not looked for
 BISECTIONS = 48
@@ -135,6 +137,27 @@ def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
         ups = [torch.nan_to_num(law[:, :, None] - law[:, None, :]) > TIE for law in (mu, nu)]  # -inf twice: a tie
         found.append((ups[0] & ups[1].transpose(1, 2)).flatten(1).any(-1))
     return torch.cat(found)
+
+
+def claims(results: Results, preset: Preset[Settings]) -> Claims:
+    """Of the distilled model, whose paths the paper follows."""
+
+    def told(quantity: str, least: float | None) -> list[Finding]:
+        """That it is above a bound, or exactly none."""
+        paper = figure("temperature", quantity)
+        every = {model: one(results, quantity, model) for model in beside(results, "Duo-distilled")}
+        return [
+            within(quantity, found, 0, paper) if least is None else above(quantity, found, least, paper)
+            for found in every.values()
+        ]
+
+    return {
+        "residual": told("residual", 50),
+        "top-rank": told("top-rank change", 0),
+        "inversion": told("rank inversion", 99),
+        "interior": told("optimum at a bound", None),
+        "control": [*told("control, top-rank change", None), *told("control, rank inversion", None)],
+    }
 
 
 def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:

@@ -12,7 +12,7 @@ from limpet.engine.path import Path, State, generate
 from limpet.lab.page import Contrast, Entry, Table, number, signed
 from limpet.lab.study import Cell, Probe, Seen
 from limpet.samplers import CRS
-from limpet.studies.audit import one, percent
+from limpet.studies.audit import cost, one, percent
 from limpet.studies.paths import Settings, opened
 from limpet.studies.presets import Preset
 from limpet.studies.published import Beside, printed
@@ -29,7 +29,8 @@ def cells(preset: Preset) -> Iterator[Cell | Probe]:
     yield Cell("argmax", preset.distilled, preset.crs, preset.n)
     for values in list({**ARMS, **REFRESHED})[1:]:
         yield Cell(values, preset.distilled, preset.crs.but(values=values), preset.n, replay="argmax")
-    yield Probe("changes", (preset.distilled,), look, Settings(paths=preset.n, nfe=preset.nfe))
+    settings = Settings(paths=preset.n, nfe=preset.nfe)
+    yield Probe("changes", (preset.distilled,), look, settings, (1 + len(REFRESHED)) * cost(settings))
 
 
 class Changes(NamedTuple):
@@ -86,5 +87,6 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
 
 def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     for arm in list(ARMS)[1:]:
-        paper = f"{printed('nll', arm, 'argmax'):+.3f}"
-        yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), paper)
+        paper = printed("nll", arm, "argmax")
+        shown = f"{paper.mean:+.3f}" if paper else ""
+        yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), shown)

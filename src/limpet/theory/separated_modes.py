@@ -15,6 +15,9 @@ from limpet.lab.page import Panel
 from limpet.theory.laws import RANDOM, law_at, random_laws, random_words, sequences
 from limpet.theory.sides import Sides, line, worst
 
+DECODE = 50  # random codebooks that are decoded in every state
+DECODED = f"{DECODE} random codebooks, K=3, V=3, L=5, noise 0.3"
+
 # Everywhere below, words are (B, K, L) and the true word is the first.
 
 
@@ -110,19 +113,29 @@ def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> lis
 
 
 def check_decoding(name: str, words: Tensor, size: int, noise: float, weights: Tensor | None = None) -> list[Sides]:
-    """One codebook (K, L), in every noisy state: the most probable words are the nearest ones; and where one word has
-    posterior above 1/2, the argmax of the denoiser's posterior spells it at every position. Counts of exceptions."""
+    """One codebook (K, L), in every noisy state: the most probable words are the nearest ones; a word nearer than half
+    the separation is the only one; and where one word has posterior above 1/2, the argmax of the denoiser's posterior
+    spells it at every position. Counts of exceptions."""
     states, source = sequences(size, words.shape[-1]), codebook(words, size, weights)
     apart = distances(words[None], states)[0]  # (S, K)
     scores = source.weights * _likelihood(apart, words.shape[-1], size, noise)
     posterior = scores / scores.sum(-1, keepdim=True)
     likeliest = posterior >= posterior.amax(-1, keepdim=True) * (1 - 1e-12)
     nearest = apart == apart.amin(-1, keepdim=True)
+    near = 2 * apart < separation(words[None])  # (S, K)
+    alone = likeliest & (likeliest.sum(-1, keepdim=True) == 1)
     spelled = process.posterior(law_at(source, states, 1 - noise), states, 1 - noise).argmax(-1)
     sure = posterior.amax(-1) > 0.5
     wrong = spelled[sure] != words[posterior.argmax(-1)[sure]]
     return [
         Sides("states where the likeliest is not the nearest", name, float((likeliest != nearest).sum()), "=", 0.0),
+        Sides(
+            "states within half the separation of a word not decoded to it",
+            name,
+            float((near & ~alone).sum()),
+            "=",
+            0.0,
+        ),
         Sides("tokens where argmax does not spell the mode", name, float(wrong.sum()), "=", 0.0),
     ]
 
@@ -151,7 +164,9 @@ def sides() -> list[Sides]:
         weights = random_laws(RANDOM, modes, seed=11) / 2
         weights[:, 0] += 0.5  # the true word has more than half
         found += check_gap(f"{RANDOM:,} random codebooks, K={modes}, V=3, L=5", random[:, :modes], weights, 3)
-    return found + check_decoding("codebook, K=3, V=3, L=5, noise 0.3", random[0], 3, 0.3)
+    several = [check_decoding(DECODED, words, 3, 0.3) for words in random[:DECODE]]
+    # Counts of exceptions: of all codebooks together.
+    return found + [rows[0]._replace(left=sum(row.left for row in rows)) for rows in zip(*several, strict=True)]
 
 
 def panels() -> Iterator[Panel]:
