@@ -27,7 +27,6 @@ from limpet.judges import BUILTIN, Judge
 from limpet.lab import Probe, Results, Shelf, Store, Study, report, units
 from limpet.lab.report import Section
 from limpet.lab.units import Plan, Walk
-from limpet.lab.worker import BATCH
 from limpet.samplers import CRS
 
 FILE = "reproduction.json"  # every number and every verdict: what to send
@@ -162,7 +161,7 @@ PART = 8  # of a full batch
 
 def _pace(model: Denoiser) -> float:
     """Seconds for a token and call, of CRS on a part of a batch."""
-    n = max(1, BATCH[model.device.type] // PART // model.length)
+    n = max(1, at_once(model, model.length) // PART)
     return _timed(lambda: sample(model, CRS(nfe=CALLS), n=n), model.device) / (CALLS * n * model.length)
 
 
