@@ -146,7 +146,7 @@ def sample(
                 f"the replayed samples have shape {tuple(part.shape)}, these {tuple(fixed.shape)}: "
                 "ask for as many samples of the same length"
             )
-    batch_size = batch_size or at_once(model, fixed.shape[1])
+    batch_size = batch_size or at_once(model.device, fixed.shape[1])
     counted = Counted(model)
     ends: list[State] = []
     selected: list[Tensor] = []
@@ -186,9 +186,9 @@ def check_stream(seed: int, first: int, n: int) -> None:
         )
 
 
-def at_once(model: Denoiser, length: int) -> int:
+def at_once(device: torch.device, length: int) -> int:
     """Samples in a batch: enough to keep the device busy, few enough to bound the features' memory."""
-    return max(1, (65536 if model.device.type == "cuda" else 8192) // length)
+    return max(1, (65536 if device.type == "cuda" else 8192) // length)
 
 
 def begin(sampler: Sampler, path: Path, recorded: tuple[Tensor, ...] | None = None) -> State:

@@ -28,6 +28,7 @@ from limpet.lab import Probe, Results, Shelf, Store, Study, report, units
 from limpet.lab.report import Section
 from limpet.lab.units import Plan, Walk
 from limpet.samplers import CRS
+from limpet.samples import at_once
 
 FILE = "reproduction.json"  # every number and every verdict: what to send
 STAND_INS = {  # of a rehearsal, by the hub's name
@@ -161,14 +162,14 @@ PART = 8  # of a full batch
 
 def _pace(model: Denoiser) -> float:
     """Seconds for a token and call, of CRS on a part of a batch."""
-    n = max(1, at_once(model, model.length) // PART)
+    n = max(1, at_once(model.device, model.length) // PART)
     return _timed(lambda: sample(model, CRS(nfe=CALLS), n=n), model.device) / (CALLS * n * model.length)
 
 
 def _judge_pace(judge: Judge) -> float:
     """Seconds for a token that is scored."""
     length = min(judge.context, 256)
-    rows = torch.zeros(max(1, BATCH[judge.device.type] // PART // length), length, dtype=torch.long)
+    rows = torch.zeros(max(1, at_once(judge.device, length) // PART), length, dtype=torch.long)
     return _timed(lambda: judge.nll(list(rows)), judge.device) / rows.numel()
 
 

@@ -76,7 +76,7 @@ class Draw(Unit):
     def made(self, shelf: Shelf) -> tuple[bytes, dict[str, Any]]:
         """Batch by batch; the rows of one are written out while the next is sampled."""
         model, order, writer = shelf.model(self.order.model), self.order, WRITERS[self.order.format]
-        size = order.batch_size or at_once(model, order.length or model.length)
+        size = order.batch_size or at_once(model.device, order.length or model.length)
         with ThreadPoolExecutor(1) as pool:
             parts = [
                 pool.submit(

@@ -95,7 +95,7 @@ class Worker:
         prefix = None if first.prefixes is None else torch.tensor(first.prefixes)
         given = given_tokens(model, cell.n, first.length, prefix, None).to(model.device)
         # The batch is fixed, as a network may round otherwise in another.
-        batches = torch.split(torch.arange(cell.n, device=model.device), at_once(model, first.length))
+        batches = torch.split(torch.arange(cell.n, device=model.device), at_once(model.device, first.length))
         return paths.walk(
             walks, [open_path(model, Stream(first.seed, rows), given[rows]) for rows in batches], self._memory
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from limpet.lab.claims import Finding, above, alike, below
+from limpet.lab.claims import Printed, above, below, within
 from limpet.lab.page import Entry, Table, signed
 from limpet.lab.study import DIVERSITY, Cell
+from limpet.stats import Estimate
 from limpet.studies import frontier
 from limpet.studies.presets import Preset
-from limpet.studies.published import NAMES, Beside, Claims, Side, printed
+from limpet.studies.published import NAMES, Beside, Claims, printed
 
 
 def cells(preset: Preset) -> Iterable[Cell]:
@@ -26,13 +27,16 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
 
 
 def claims(results: Beside, preset: Preset) -> Claims:
-    def residual(side: Side, on: str) -> Finding:
+    def residual(on: str) -> tuple[str, Estimate, Printed | None]:
         cell = "distilled/D/0.5"
         estimate, paper = frontier.residual(results, preset, cell, on), printed("nll", f"{cell} at equal {on}")
-        return side(f"NLL residual, matched on {NAMES[on]}", estimate, paper=paper)
+        return f"NLL residual, matched on {NAMES[on]}", estimate, paper
 
+    (bleu, lower, its), (dist, near, at_dist), (rep, higher, at_rep) = map(residual, ("self-bleu", "dist-4", "rep-4"))
+    effect = residual("entropy")[2]
+    assert effect is not None
     return {
-        "lower": [residual(below, "self-bleu")],
-        "close": [residual(alike, "dist-4")],
-        "higher": [residual(above, "rep-4")],
+        "lower": [below(bleu, lower, paper=its)],
+        "close": [within(dist, near, abs(effect.mean) / 2, at_dist)],
+        "higher": [above(rep, higher, paper=at_rep)],
     }
