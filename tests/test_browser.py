@@ -99,6 +99,12 @@ def wait_done(tab):
     tab.locator("#status", has_text="Done.").wait_for(timeout=120_000)
 
 
+def from_the_start(tab):
+    """A page opens at the end, where the text is; a test looks at it call by call."""
+    tab.locator("#where", has_text=re.compile("^output after ")).wait_for()
+    tab.evaluate("limpet.go(0)")
+
+
 def shown(text):
     """A text as the viewer writes it."""
     return text.replace("\n", "↵\n")
@@ -114,11 +120,12 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     tab.fill("#nfe", "8")
     begun = time.monotonic()
     tab.click("#run")
-    tab.locator("#where", has_text="call ").wait_for()
+    tab.locator("#where", has_text=" of 8 ").wait_for()
     assert time.monotonic() - begun < 10
     positions = set()
     while "Done." not in tab.locator("#status").text_content():
         positions.add(tab.locator("#where").text_content())
+        assert "of 24" not in " ".join(positions)  # the recorded run has left
         tab.wait_for_timeout(15)
         assert time.monotonic() - begun < 120
     if name == "mini":
@@ -178,7 +185,7 @@ def test_a_link_restores_every_choice(tab, address):
     wait_done(tab)
     texts = [text_of(tab, arm) for arm in range(3)]
     assert all(text.startswith("moon ") and text[50:55] == "tide " for text in texts)
-    assert tab.locator("#arms h2").all_text_contents() == ["horizon 8", "careful & <b>slow</b>", "top-p .9"]
+    assert tab.locator("#arms h2").all_text_contents() == ["horizon 8", "careful & <b>slow</b>", "native"]
     link = tab.url
     tab.goto("about:blank")
     follow(tab, link)
@@ -220,8 +227,8 @@ def test_a_link_that_cannot_be_read_leaves_a_working_page(tab, address, query):
     tab.trouble[:] = [each for each in tab.trouble if "422" not in each]
 
 
-def test_stop_keeps_what_came(tab, models):
-    """A slow model is stopped half way; its steps stay to look at, and its place is free."""
+def test_stop_keeps_what_came(tab, models, tmp_path):
+    """A slow model is stopped half way; Run says that it runs, its steps stay to look at, and its place is free."""
     inner = models["exact:words"]
     gate = threading.Semaphore(3)
 
@@ -236,9 +243,12 @@ def test_stop_keeps_what_came(tab, models):
     with serving(app) as address:
         tab.goto(address)
         tab.click("#run")
-        tab.locator("#where", has_text="call 3 of").wait_for()
+        tab.locator("#where", has_text="call 3 of 16").wait_for()
+        assert tab.locator("#run").text_content() == "Running …"
+        assert tab.locator("#status").text_content() == "3 of 16 calls"
         tab.click("#stop")
         tab.locator("#status", has_text="Stopped.").wait_for()
+        assert tab.locator("#run").text_content() == "Run"
         gate.release(100)
         ends = time.monotonic() + 5
         while app.state.queue.inside and time.monotonic() < ends:
@@ -246,6 +256,20 @@ def test_stop_keeps_what_came(tab, models):
         assert not app.state.queue.inside
         tab.keyboard.press("Home")
         assert tab.locator("#where").text_content().startswith("call 1 of 16")
+        # What came can be kept, and says that it was stopped.
+        with tab.expect_download() as download:
+            tab.click(".arm1 button:text-is('text')")
+        download.value.save_as(tmp_path / "text")
+        with tab.expect_download() as download:
+            tab.click(".arm1 button:text-is('trajectory')")
+        download.value.save_as(tmp_path / "cut.limpet")
+    path = Trajectory.load(tmp_path / "cut.limpet")
+    assert (path.header.calls, path.header.sampler["nfe"], path.text) == (2, 16, None)
+    stood = "".join(path.words[int(token)] for token in path.frames[-1].input)
+    assert (tmp_path / "text").read_text() == stood
+    (tmp_path / "page.html").write_text(page.self_contained([path]), encoding="utf-8")
+    tab.goto((tmp_path / "page.html").as_uri())
+    tab.locator("#where", has_text="stopped at call 3").wait_for()
 
 
 MINE = """
@@ -279,10 +303,10 @@ def test_a_sampler_of_somebody_elses_has_its_knobs_and_marks_on_the_page(tab, mo
         first = tab.locator(".samplers fieldset:nth-child(1)")
         first.locator("summary").click()
         knob = first.locator("label", has_text="Nth")
-        assert knob.get_attribute("title") == "Which tokens are marked <b>&."
+        assert knob.get_attribute("data-tip") == "Which tokens are marked <b>&."
         assert knob.locator("input").input_value() == "3"
         assert first.locator("label", has_text="Preset").locator("option").all_text_contents() == [
-            "custom", "native", "top-p .9"
+            "custom", "native", "top-p .9", "Mine"
         ]  # fmt: skip
         first.locator("label", has_text="Tone").locator("select").select_option("none")
         first.locator("label", has_text="Even").locator("select").select_option("false")
@@ -299,7 +323,7 @@ def test_a_sampler_of_somebody_elses_has_its_knobs_and_marks_on_the_page(tab, mo
         marked = path.header.marked(path.frames[2], "nth <i>")
         assert tab.locator(".arm0 .text span.other").count() == marked.sum() > 0
         assert tab.locator(".arm1 .text span.other").count() == 0
-        assert tab.locator("#legend li").all_text_contents() == ["given", "nth <i>", "changed"]
+        assert tab.locator("#legend b").all_text_contents() == ["given", "nth <i>", "changed", "confidence"]
         assert f"{marked.sum()} nth <i>" in tab.locator(".arm0 .facts").text_content()
         link = tab.url
         tab.goto("about:blank")
@@ -332,7 +356,7 @@ def test_a_page_works_from_a_file_without_network(tab, file, paths):
     """Keys, marks and words, against the trajectories themselves."""
     tab.context.set_offline(True)
     tab.goto(file)
-    tab.locator("#where", has_text="call 1 of 12").wait_for()
+    from_the_start(tab)
     tab.locator("h1").click()
     for r in range(13):
         assert tab.locator("#where").text_content().startswith("output" if r == 12 else f"call {r + 1} of 12")
@@ -368,8 +392,8 @@ def test_a_mended_label_has_its_own_look_and_each_of_its_values_its_call(tab, mo
     path = record(models["exact:words"], Mend(nfe=12, warmup=0.1, spacing=0), seed=4)
     (tmp_path / "page.html").write_text(page.self_contained([path]), encoding="utf-8")
     tab.goto((tmp_path / "page.html").as_uri())
-    tab.locator("#where", has_text="call 1 of 12").wait_for()
-    assert tab.locator("#legend li").all_text_contents() == [*path.header.marks, "changed"]
+    from_the_start(tab)
+    assert tab.locator("#legend b").all_text_contents() == [*path.header.marks, "changed", "confidence"]
     shades = tab.locator("#legend i").evaluate_all("(all) => all.map((i) => getComputedStyle(i).backgroundColor)")
     assert len({shades[path.header.marks.index(mark)] for mark in ("visible", "chosen", "mended")}) == 3
     marked = np.array([path.header.marked(frame, "mended") for frame in path.frames[:12]])
@@ -380,7 +404,7 @@ def test_a_mended_label_has_its_own_look_and_each_of_its_values_its_call(tab, mo
     assert spans.evaluate_all("(all) => all.map((span) => span.classList.contains('mended'))") == marked[r].tolist()
     spans.nth(i).hover()
     assert f"mended in call {r + 1}" in tab.locator("#position .side p").text_content()
-    shown = tab.locator("#position .history > span").all_text_contents()
+    shown = tab.locator("#position .history > li").all_text_contents()
     stood = [path.words[int(frame.input[i])] for frame in path.frames]
     starts = [r for r, word in enumerate(stood) if r == 0 or word != stood[r - 1]]
     expected = []
@@ -394,7 +418,7 @@ def test_a_mended_label_has_its_own_look_and_each_of_its_values_its_call(tab, mo
 
 def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     tab.goto(file)
-    tab.locator("#where", has_text="call 1 of 12").wait_for()
+    from_the_start(tab)
     tab.evaluate("limpet.go(8)")
     tab.locator(".arm1 .text span").nth(7).hover()
     about = tab.locator("#position")
@@ -421,7 +445,7 @@ def test_a_position_tells_its_history_and_candidates(tab, file, paths):
 
 def test_colours_and_best_guess(tab, file, paths):
     tab.goto(file)
-    tab.locator("#where", has_text="call 1 of 12").wait_for()
+    from_the_start(tab)
     tab.evaluate("limpet.go(5)")
     tab.select_option("#show", "guess")
     guess = "".join(paths[0].words[int(token)] for token in paths[0].frames[5].ids[:, 0])
@@ -441,7 +465,7 @@ def test_the_page_can_be_used_without_sight_and_on_a_phone(tab, file):
     for scheme in ("light", "dark"):
         tab.emulate_media(color_scheme=scheme)
         tab.goto(file)
-        tab.locator("#where", has_text="call 1 of 12").wait_for()
+        from_the_start(tab)
         tab.evaluate("limpet.go(8)")
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360
         for pair in contrasts(tab):
@@ -488,7 +512,7 @@ def test_hostile_words_stay_words(tab, paths, tmp_path):
     hostile = Trajectory(header, paths[1].frames, words, HOSTILE, {"judge": HOSTILE, "perplexity": 2.0})
     made.write_text(page.self_contained([hostile]), encoding="utf-8")
     tab.goto(made.as_uri())
-    tab.locator("#where", has_text="call 1 of 12").wait_for()
+    from_the_start(tab)
     assert HOSTILE in text_of(tab, 0)
     assert tab.locator("h2").text_content() == HOSTILE
     assert tab.locator("img").count() == 0
@@ -519,7 +543,7 @@ def test_a_long_page_scrubs_without_lag(tab, tmp_path):
     made.write_text(page.self_contained(arms), encoding="utf-8")
     begun = time.monotonic()
     tab.goto(made.as_uri())
-    tab.locator("#where", has_text="call 1 of 64").wait_for()
+    from_the_start(tab)
     assert time.monotonic() - begun < 10
     passes = tab.evaluate("""() => Array.from({ length: 5 }, () => Array.from({ length: 65 }, (_, r) => {
       const begun = performance.now();
@@ -553,7 +577,7 @@ def test_the_first_step_comes_within_a_second(tab, address):
         tab.fill("#seed", str(seed))
         begun = time.monotonic()
         tab.click("#run")
-        tab.locator("#where", has_text="call ").wait_for()
+        tab.locator("#where", has_text=" of 16 ").wait_for()
         took.append(time.monotonic() - begun)
         wait_done(tab)
     assert float(np.median(took)) < 1
