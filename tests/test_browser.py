@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import limpet
-from limpet import CRS, Mend, Native, samplers
+from limpet import CRS, Mend, Native, looks, samplers
 from limpet.commands import arms as parse_arms
 from limpet.denoisers import files
 from limpet.judges import has_builtin
@@ -29,6 +29,9 @@ import pictures
 from pictures import serving
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install 'limpet[dev]'")
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install 'limpet[dev]'"
+)
 pytestmark = pytest.mark.skipif(
     pictures.chromium() is None, reason="there is no Chromium here: install one, or name it in LIMPET_CHROMIUM"
 )
@@ -581,3 +584,233 @@ def test_the_first_step_comes_within_a_second(tab, address):
         took.append(time.monotonic() - begun)
         wait_done(tab)
     assert float(np.median(took)) < 1
+
+
+# For people: what is seen at once, by anybody, on any screen
+
+
+SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+
+
+def on_screen(tab, width, scheme):
+    tab.set_viewport_size({"width": width, "height": 844 if width < 600 else 900})
+    tab.emulate_media(color_scheme=scheme)
+
+
+def serious(tab):
+    """What axe-core finds that keeps somebody out."""
+    found = axe.Axe().run(tab).response["violations"]
+    return [
+        (one["id"], [node["target"] for node in one["nodes"]][:4])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def test_text_is_there_within_a_second_and_nothing_was_asked_for(tab, address):
+    """The recorded run plays, with words on what to look at, before anything is computed."""
+    asked = []
+    tab.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    took = []
+    for _ in range(3):
+        tab.goto(address)
+        tab.locator("#arms .arm2 .text span").first.wait_for()
+        painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        took.append(tab.evaluate(f"Math.max({painted}, performance.getEntriesByName('opened')[0].startTime)"))
+    assert min(took) < 1000  # of three, whatever else this machine does meanwhile
+    assert tab.locator("#story").is_visible()
+    first = tab.locator("#where").text_content()
+    tab.locator("#where", has_text=re.compile("call [5-9] of 24")).wait_for()
+    assert first != tab.locator("#where").text_content()
+    assert not asked
+
+
+@pytest.mark.skipif("mini" not in files.builtin_names(), reason="mini is not built in here")
+def test_the_recorded_run_is_of_the_model_that_is_built_in(models):
+    paths = pictures.recorded(models["mini"])
+    assert list(paths) == list(page.RECORDED)
+    for name, path in paths.items():
+        kept = Trajectory.from_bytes((Path(page.__file__).parent / "assets" / f"{name}.limpet").read_bytes())
+        assert (kept.header, kept.text) == (path.header, path.text)
+
+
+def test_whoever_wants_no_motion_sees_the_end(tab, address):
+    tab.emulate_media(reduced_motion="reduce")
+    tab.goto(address)
+    tab.locator("#where", has_text="output after 24 calls").wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_nobody_is_kept_out_of_the_playground(tab, address, width, scheme):
+    """axe-core, before and after a run and with a position open; no sideways scroll; and all words can be read."""
+    on_screen(tab, width, scheme)
+    tab.goto(address)
+    tab.locator("#where", has_text="output after 24 calls").wait_for()
+    assert serious(tab) == []
+    tab.evaluate("document.getElementById('setup').open = true")
+    tab.select_option("#model", "exact:words")
+    tab.locator("#samplers summary").first.click()
+    tab.click("#run")
+    wait_done(tab)
+    tab.evaluate("limpet.go(8)")
+    tab.locator(".arm0 .text span").nth(20).click()
+    assert serious(tab) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for pair in contrasts(tab):
+        assert pair["ratio"] >= 4.5, pair
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_nobody_is_kept_out_of_a_page(tab, file, width, scheme):
+    on_screen(tab, width, scheme)
+    tab.goto(file)
+    from_the_start(tab)
+    tab.evaluate("limpet.go(8)")
+    tab.locator(".arm0 .text span").nth(20).click()
+    assert serious(tab) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_on_a_phone_run_is_in_reach_arms_are_switched_and_fingers_hit(tab, address):
+    on_screen(tab, 390, "light")
+    tab.goto(address)
+    tab.locator("#arms .arm2").wait_for()
+    for scrolled in (0, 10_000):
+        tab.evaluate(f"scrollTo(0, {scrolled})")
+        run = tab.locator("#run").bounding_box()
+        assert 0 <= run["y"] <= 844 - run["height"]
+    tab.evaluate("scrollTo(0, 0)")
+
+    def seen():
+        box = tab.locator("#arms").bounding_box()
+        where = [tab.locator(f"#arms .arm{a}").bounding_box()["x"] - box["x"] for a in range(3)]
+        return [a for a, x in enumerate(where) if abs(x) < 2]
+
+    assert seen() == [0]
+    tab.locator("#tabs button", has_text="Mend").click()
+    tab.locator("#tabs button[aria-current=true]", has_text="Mend").wait_for()
+    assert seen() == [2]
+    tab.evaluate("document.getElementById('arms').scrollBy({left: -390})")  # as a swipe does
+    tab.locator("#tabs button[aria-current=true]", has_text="CRS").wait_for()
+    tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    small = tab.evaluate("""[...document.querySelectorAll("button, select, input, summary")]
+      .filter((e) => e.checkVisibility() && !e.classList.contains("term"))
+      .map((e) => [e.id || e.textContent || e.parentNode.textContent, e.getBoundingClientRect()])
+      .filter(([, box]) => box.width < 44 || box.height < 44).map(([name, box]) => [name, box.width, box.height])""")
+    assert small == []
+    clipped = tab.evaluate("""[...document.querySelectorAll("button, h2, p:not(.unseen), label, summary, li")]
+      .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)
+      .filter((e) => getComputedStyle(e).display !== "inline").map((e) => e.textContent)""")
+    assert clipped == []
+    tab.locator(".arm1 .text span").nth(10).click()
+    sheet = tab.locator("#position").bounding_box()
+    assert (sheet["x"], sheet["width"], round(sheet["y"] + sheet["height"])) == (0, 390, 844)
+
+
+def test_each_term_and_knob_has_a_line_of_words_on_hover_and_focus(tab, address):
+    tab.goto(address)
+    tip = tab.locator("#tip")
+    assert tip.is_hidden()
+    for family, kind in (("native", Native), ("crs", CRS), ("mend", Mend)):
+        tab.locator(f"#story .is-{family}").hover()
+        assert tip.text_content() == samplers.words(kind)
+        tab.locator(f"#story .is-{family}").focus()
+        assert tip.is_visible()
+    tab.locator("#nfe").focus()
+    assert tip.text_content() == samplers.knobs(Native)["nfe"].words
+    assert tab.locator("#nfe").get_attribute("aria-describedby") == "tip"
+    tab.keyboard.press("Escape")
+    assert tip.is_hidden()
+    box = tab.locator(".samplers fieldset").first
+    box.locator("summary").click()
+    for name, kind in samplers.available().items():  # every knob of every sampler
+        box.locator("label", has_text="Sampler").locator("select").select_option(name)
+        told = box.locator("details label").evaluate_all("(all) => all.map((label) => label.dataset.tip)")
+        assert told == [knob.words for knob in samplers.knobs(kind).values()]
+        assert all(told)
+    box.locator("details label").last.locator("input, select").focus()
+    assert tip.text_content() == told[-1]
+
+
+def test_a_history_opens_beside_its_word_and_soon(tab, file):
+    tab.goto(file)
+    from_the_start(tab)
+    tab.evaluate("limpet.go(8)")
+    for i in (3, 60):
+        word = tab.locator(".arm1 .text span").nth(i)
+        word.hover()
+        one, two = word.bounding_box(), tab.locator("#position").bounding_box()
+        gap = max(two["y"] - one["y"] - one["height"], one["y"] - two["y"] - two["height"])
+        assert 0 <= gap < 20
+        assert two["x"] <= one["x"] + one["width"]
+        assert two["x"] + two["width"] >= one["x"]
+    took = tab.evaluate("""() => [...document.querySelectorAll(".arm1 .text span")].slice(0, 40).map((span) => {
+      const begun = performance.now();
+      span.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+      document.getElementById("position").offsetHeight;
+      return performance.now() - begun;
+    })""")
+    assert float(np.median(took)) < 50
+
+
+def test_a_word_is_fixed_by_clicking_it(tab, address, models):
+    tab.goto(address)
+    tab.select_option("#model", "exact:words")
+    tab.fill("#nfe", "4")
+    tab.click("#run")
+    wait_done(tab)
+    word = text_of(tab, 0)[8]
+    tab.locator(".arm0 .text span").nth(8).click()
+    tab.locator("#position button", has_text="Fix").click()
+    assert tab.locator("#position").is_hidden()
+    assert tab.input_value("#fixed input[type=number]") == "9"
+    assert tab.input_value("#fixed input[type=text]") == word
+    tab.fill("#seed", "77")
+    tab.click("#run")
+    wait_done(tab)
+    assert all(text_of(tab, arm)[8] == word for arm in (0, 1))
+    assert tab.locator(".arm0 .text span.given").count() == 1
+
+
+def test_one_more_arm_is_another_one(tab, address):
+    tab.goto(address)
+    for _ in range(2):
+        tab.click("#add")
+    names = tab.locator("#samplers label:has-text('Name') input").evaluate_all("(all) => all.map((one) => one.value)")
+    assert len(set(names)) == len(names) == 4
+
+
+def test_a_server_that_stopped_is_named(tab, models):
+    with serving(application(here(Stock({"exact:words": models["exact:words"]})))) as address:
+        tab.goto(address)
+    tab.click("#run")
+    where = address.removeprefix("http://")
+    tab.locator("#problem", has_text=f"The server at {where} does not answer.").wait_for()
+    assert tab.locator("#run").text_content() == "Run"
+    tab.trouble[:] = [each for each in tab.trouble if "ERR_CONNECTION_REFUSED" not in each]
+
+
+def test_a_link_made_with_other_weights_says_so(tab, address):
+    arms = urllib.parse.quote(json.dumps({"a": {"sampler": "native"}}))
+    tab.goto(f"{address}/?model=exact:words&digest=0123456789ab&seed=1&arms={arms}")
+    tab.locator("#notice", has_text="made with other weights of exact:words (0123456789ab, here ").wait_for()
+
+
+def test_an_arm_has_its_familys_colour_alone_or_not(tab, models, tmp_path):
+    model, made = models["exact:words"], tmp_path / "page.html"
+    arms = {"native": Native(nfe=4), "sharp": Native(nfe=4, top_p=0.9), "crs": CRS(nfe=4), "mend": Mend(nfe=4),
+            "again": Mend(nfe=4, mend=0), "psi": samplers.Psi(nfe=4)}  # fmt: skip
+    paths = [record(model, sampler, arm=name) for name, sampler in arms.items()]
+    families = ["native", "top-p", "crs", "mend", "mend", "rival0"]
+
+    def own(group):
+        made.write_text(page.self_contained(group), encoding="utf-8")
+        tab.goto(made.as_uri())
+        from_the_start(tab)
+        return tab.locator(".arm").evaluate_all(
+            "(all) => all.map((arm) => getComputedStyle(arm).getPropertyValue('--own').trim())"
+        )
+
+    tab.emulate_media(color_scheme="light")
+    for group, expected in ((paths, families), (paths[2:3], ["crs"]), (paths[5:], ["rival0"])):
+        assert own(group) == [looks.colours()[family] for family in expected]

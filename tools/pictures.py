@@ -16,15 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError, extra
 from limpet.judges import load_judge
-from limpet.samplers import CRS, Native, Sampler
+from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.view import page
 from limpet.view.answers import Stock
 from limpet.view.hands import here
 from limpet.view.server import application, listen
-from limpet.view.trajectory import record
+from limpet.view.trajectory import Trajectory, record
 from limpet.view.wire import LOOPBACK, Server
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEED, CALLS, WORDS = 8200, 32, 75  # of the animation, which shows the first words of the sample
+SEED, CALLS, WORDS = 8202, 24, 96  # of the recorded run
 SHOWN = 0.66  # how far the screenshot's run has come
 COLOURS = 64
 MOST = 1_000_000  # bytes of a picture
@@ -73,6 +74,12 @@ def serving(app: Starlette) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def recorded(model: Denoiser) -> dict[str, Trajectory]:
+    """The run that the playground opens with: one sample under each of its arms, on the same randomness."""
+    arms: dict[str, Sampler] = {"native": Native(nfe=CALLS), "CRS": CRS(nfe=CALLS), "Mend": Mend(nfe=CALLS)}
+    return {name.lower(): record(model, one, SEED, length=WORDS, arm=name) for name, one in arms.items()}
 
 
 def screenshot(tab: Any, address: str, file: Path, calls: int) -> None:

@@ -560,6 +560,7 @@ const limpet = (() => {
     paintTimeline();
     go(0, false);
     finish();
+    performance.mark("opened");
   }
 
   // A word or two on whatever is pointed at or has the focus, where somebody wrote them.
