@@ -27,11 +27,9 @@ from limpet.view.trajectory import Frame, Header, Trajectory, record
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import pictures
 from pictures import serving
+from seen import SCREENS, on_screen, serious
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install 'limpet[dev]'")
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install 'limpet[dev]'"
-)
 pytestmark = pytest.mark.skipif(
     pictures.chromium() is None, reason="there is no Chromium here: install one, or name it in LIMPET_CHROMIUM"
 )
@@ -587,24 +585,6 @@ def test_the_first_step_comes_within_a_second(tab, address):
 
 
 # For people: what is seen at once, by anybody, on any screen
-
-
-SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
-
-
-def on_screen(tab, width, scheme):
-    tab.set_viewport_size({"width": width, "height": 844 if width < 600 else 900})
-    tab.emulate_media(color_scheme=scheme)
-
-
-def serious(tab):
-    """What axe-core finds that keeps somebody out."""
-    found = axe.Axe().run(tab).response["violations"]
-    return [
-        (one["id"], [node["target"] for node in one["nodes"]][:4])
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
 
 
 def test_text_is_there_within_a_second_and_nothing_was_asked_for(tab, address):

@@ -33,7 +33,7 @@ def family(name: str) -> str | None:
 
 def coloured(names: Sequence[str]) -> list[str]:
     """Which colour each of several things that stand together has."""
-    others = [name for name in names if family(name) is None]
+    others = list(dict.fromkeys(name for name in names if family(name) is None))
     return [family(name) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
 
 
