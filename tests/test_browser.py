@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(
     pictures.chromium() is None, reason="there is no Chromium here: install one, or name it in LIMPET_CHROMIUM"
 )
 
+IMAGES = Path(__file__).parents[1] / "docs/images"
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
@@ -557,15 +558,18 @@ def test_a_long_page_scrubs_without_lag(tab, tmp_path):
 
 
 @pytest.mark.skipif("mini" not in files.builtin_names(), reason="mini is not built in here")
-def test_the_readmes_pictures(opened, tmp_path):
-    """What the committed command does, in fewer calls."""
-    made = pictures.take(tmp_path, opened, calls=6)
-    assert [file.name for file in made] == ["playground.png", "native-vs-crs.gif"]
-    assert made[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+def test_the_readmes_pictures(opened, models, tmp_path):
+    """What the committed command does, with fewer calls in the animation."""
+    paths = list(pictures.recorded(models["mini"], calls=6).values())
+    made = {file.stem: file for file in pictures.take(tmp_path, opened, paths)}
+    assert set(made) == {"playground", "playground-dark", "playground-phone", "playground-phone-light", "report",
+                         "report-phone-dark", "samplers"}  # fmt: skip
+    assert made["playground"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert {file.name for file in made.values()} <= {file.name for file in IMAGES.iterdir()}
     from PIL import Image
 
-    with Image.open(made[1]) as animation:
-        assert animation.n_frames == 8  # six calls, the output, and the output as a text
+    with Image.open(made["samplers"]) as animation:
+        assert animation.n_frames == 7  # six calls, and the output
 
 
 @pytest.mark.long
