@@ -70,11 +70,12 @@ def styled(panel: Panel) -> list[tuple[str, str, Any]]:
 
 
 def _legends(made: Any, places: Sequence[Any]) -> None:
-    """One under all panels where they name the same things, else one under each."""
+    """One under all panels where the panel that names most names what the others do, else one under each."""
     named = [axes.get_legend_handles_labels() for axes in places]
     small = {"fontsize": 7.5, "handlelength": 3}
-    if named and all(labels == named[0][1] for _, labels in named):
-        made.legend(*named[0], loc="outside lower center", ncols=min(4, len(named[0][1])), **small)
+    handles, most = max(named, key=lambda one: len(one[1]), default=([], []))
+    if all(set(labels) <= set(most) for _, labels in named):
+        made.legend(handles, most, loc="outside lower center", ncols=max(1, min(4, len(most))), **small)
         return
     for axes in places:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, **small)
