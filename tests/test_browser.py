@@ -555,6 +555,7 @@ def test_a_long_page_scrubs_without_lag(tab, tmp_path):
     }))""")
     best = np.min(passes, axis=0)  # of each step, whatever else this machine does meanwhile
     assert float(np.median(best)) < 50
+    assert hovering(tab) < 50
 
 
 @pytest.mark.skipif("mini" not in files.builtin_names(), reason="mini is not built in here")
@@ -678,7 +679,7 @@ def test_on_a_phone_run_is_in_reach_arms_are_switched_and_fingers_hit(tab, addre
     tab.locator("#tabs button[aria-current=true]", has_text="CRS").wait_for()
     tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     small = tab.evaluate("""[...document.querySelectorAll("button, select, input, summary")]
-      .filter((e) => e.checkVisibility() && !e.classList.contains("term"))
+      .filter((e) => e.checkVisibility() && !e.closest("#story"))  // but words in a sentence
       .map((e) => [e.id || e.textContent || e.parentNode.textContent, e.getBoundingClientRect()])
       .filter(([, box]) => box.width < 44 || box.height < 44).map(([name, box]) => [name, box.width, box.height])""")
     assert small == []
@@ -728,13 +729,20 @@ def test_a_history_opens_beside_its_word_and_soon(tab, file):
         assert 0 <= gap < 20
         assert two["x"] <= one["x"] + one["width"]
         assert two["x"] + two["width"] >= one["x"]
-    took = tab.evaluate("""() => [...document.querySelectorAll(".arm1 .text span")].slice(0, 40).map((span) => {
-      const begun = performance.now();
-      span.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-      document.getElementById("position").offsetHeight;
-      return performance.now() - begun;
-    })""")
-    assert float(np.median(took)) < 50
+    assert hovering(tab) < 50
+
+
+def hovering(tab):
+    """Milliseconds from pointing at a word to its history, laid out: over forty words the median of each one's best,
+    whatever else this machine does meanwhile."""
+    passes = tab.evaluate("""() => Array.from({ length: 5 }, () =>
+      [...document.querySelectorAll(".arm1 .text span")].slice(0, 40).map((span) => {
+        const begun = performance.now();
+        span.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+        document.getElementById("position").offsetHeight;
+        return performance.now() - begun;
+      }))""")
+    return float(np.median(np.min(passes, axis=0)))
 
 
 def test_a_word_is_fixed_by_clicking_it(tab, address, models):

@@ -3,6 +3,7 @@
   const about = limpet.data, limits = about.limits;
   const $ = (id) => document.getElementById(id), make = limpet.make;
   let running = null; // what aborts the run that is under way
+  let ran = false; // whether there was one
 
   // Arms to begin with; those whose sampler is not here are left out.
   const PRESETS = Object.fromEntries(Object.entries({
@@ -237,6 +238,7 @@
 
   async function run(ask) {
     const mine = running = new AbortController();
+    ran = true;
     complain("");
     show("Asking …");
     say("");
@@ -321,8 +323,8 @@
   chooseModel();
   restore(); // a link fills the form and starts nothing: whoever opens it decides
   if (!$("samplers").children.length) putArms(about.arms);
-  limpet.open(about.recorded).then(() => {
-    if (running) return;
+  limpet.open(about.recorded, () => !ran).then(() => {
+    if (ran) return;
     limpet.fixHeight();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) limpet.go(Infinity);
     else limpet.play();

@@ -552,8 +552,10 @@ const limpet = (() => {
     return parts;
   }
 
-  async function open(files) {
+  // Files to look at, unless something else is wanted by the time that they are read.
+  async function open(files, wanted = () => true) {
     const arms = await Promise.all(files.map(readFile));
+    if (!wanted()) return;
     Object.assign(state, { arms, at: 0, live: false, follow: false });
     build();
     setLetters();
