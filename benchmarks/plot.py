@@ -17,10 +17,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROWS = (
-    ("released top-p .9", "#7f7f7f"), ("released native", "#b0b0b0"), ("bare", "#222222"), ("own forward", "#555555"),
-    ("native", "#4477aa"), ("top-p .9", "#66ccee"), ("CRS", "#ee6677"),
-)  # fmt: skip
+from limpet import looks
+
+ROWS = ("released top-p .9", "released native", "bare", "own forward", "native", "top-p .9", "CRS")
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
@@ -42,21 +41,34 @@ def table(found: dict[str, Any]) -> Iterator[str]:
 
 
 def draw(found: dict[str, Any], target: Path) -> None:
-    cells = [(64, 64), (64, 8), (16, 64), (16, 8)]
+    paper, cells = looks.colours(), [(64, 64), (64, 8), (16, 64), (16, 8)]
     figure, axes = plt.subplots(1, len(cells), figsize=(13, 3.6), sharey=True)
     for axis, (batch, nfe) in zip(axes, cells, strict=True):
-        for place, (name, colour) in enumerate(ROWS):
+        for place, name in enumerate(ROWS):
             row = found.get(f"batch {batch} nfe {nfe} {name}")
             if row is None:
+                axis.text(0, place, " not measured", va="center", fontsize=8, color=paper["soft"])
                 continue
             if "seconds" not in row:
-                axis.text(1, place, "out of memory", va="center", fontsize=8)
+                axis.barh(
+                    place, 1, color="none", edgecolor=paper["alarm"], hatch="////", transform=axis.get_yaxis_transform()
+                )
+                axis.text(0.5, place, "out of memory", va="center", ha="center", fontsize=8, color=paper["alarm"],
+                          transform=axis.get_yaxis_transform(), backgroundcolor=paper["card"])  # fmt: skip
                 continue
             milliseconds = 1000 * row["seconds"] / nfe
-            axis.barh(place, milliseconds, color=colour)
+            released = name.startswith("released")  # the same sampler, by its authors' functions
+            own = paper[looks.family(name) or ("ink" if name == "bare" else "soft")]
+            axis.barh(
+                place,
+                milliseconds,
+                color=paper["card"] if released else own,
+                edgecolor=own,
+                hatch="..." if released else "",
+            )
             axis.text(milliseconds, place, f" {milliseconds:.1f}", va="center", fontsize=8)
         axis.set_title(f"batch {batch}, {nfe} calls", fontsize=10)
-        axis.set_yticks(range(len(ROWS)), [name for name, _ in ROWS], fontsize=9)
+        axis.set_yticks(range(len(ROWS)), ROWS, fontsize=9)
         axis.set_xlabel("ms a call")
         axis.margins(x=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from limpet import looks
 from limpet.denoisers.sources import source
 from limpet.judges import CONVENTIONS
 from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run
@@ -215,11 +216,53 @@ def test_a_figure_is_the_same_bytes_and_survives_grey():
     assert first == figures.draw(FIGURE)
     assert first["png"].startswith(b"\x89PNG")
     assert b"<svg" in first["svg"]
-    markers, lines = ({style[i] for style in figures.STYLES} for i in (1, 2))
-    assert len(markers) == len(lines) == len(figures.STYLES)
-    greys = sorted(sum(w * int(style[0][i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5)))
-                   for style in figures.STYLES[:4])  # fmt: skip
-    assert greys[0] == 0
+    assert (
+        len(set(figures.STYLES.values()))
+        == len(figures.STYLES)
+        == len({marker for marker, _ in figures.STYLES.values()})
+    )
+
+
+def test_a_family_has_one_colour_and_what_shares_it_another_marker():
+    names = ("CRS, argmax", "native", "Psi", "Mend", "top-p .9", "CRS, copied", "native, top-p .8", "Gibbs")
+    lines = figures.styled(Panel("", "x", "y", tuple(Series(name, (1,), (1,)) for name in names)))
+    kinds = ("crs", "native", "rival0", "mend", "top-p", "crs", "top-p", "rival1")
+    assert [colour for colour, _, _ in lines] == [looks.colours()[kind] for kind in kinds]
+    assert len({(marker, line) for _, marker, line in lines}) == len(names)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_colour_is_seen_on_its_paper(dark):
+    """By WCAG's formula: three to one for what is drawn."""
+
+    def light(colour):
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    found = looks.colours(dark)
+    assert found.keys() >= set(looks.COLOURS)
+    for name in looks.COLOURS:
+        one, two = sorted((light(found[name]), light(found["card"])))
+        assert (two + 0.05) / (one + 0.05) >= 3, name
+
+
+def test_verdicts_have_a_colour_and_a_shape_and_tables_scroll_by_themselves():
+    yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
+    text = "\n".join([f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings(one))}" for one in (yes, no)])
+    page = report.document("t", f"{text}\n{report.overview([report.Section('a', 'a', (yes, no))])}").decode()
+    for said in ("<strong class=yes>supported</strong>", "<strong class=no>not supported</strong>",
+                 "<span class=yes>holds</span>", "<span class=no>fails</span>", "<span class=yes>supported</span>, ",
+                 "<span class=no>not supported</span>, "):  # fmt: skip
+        assert said in page
+    assert page.count("<div class=wide tabindex=0") == page.count("<table>") == 3
+
+
+def test_a_page_has_its_contents_and_a_way_back():
+    page = report.document("t", "# t\n\n## One & two\n\n## Three", back=report.BACK).decode()
+    assert '<a href="#part-1">One &amp; two</a><a href="#part-2">Three</a></nav>' in page
+    assert '<h2 id="part-2">Three</h2>' in page
+    assert "<a href=../index.html>All reports</a>" in page
 
 
 class Links(HTMLParser):
@@ -298,7 +341,8 @@ def test_an_index_over_reports(finished, tmp_path):
     assert '<a href="frontier-smoke/index.html">frontier</a>' in page.read_text()
     assert '<a href="audits/index.html">audits</a>' in page.read_text()
     text = (tmp_path / "claims.md").read_text()
-    assert text.endswith("- [audits](audits/report.md)\n- [frontier](frontier-smoke/report.md)\n")
+    links = "- [audits](audits/report.md)\n- [frontier](frontier-smoke/report.md)\n"
+    assert text.startswith(f"# {report.TITLE}\n\n## Reports\n\n{links}\n## Claims\n")  # the reports first
     tested = finished.study.show(finished).claims
     for claim in tested:
         row = next(line for line in text.splitlines() if claim.text in line)

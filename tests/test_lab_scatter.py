@@ -26,6 +26,7 @@ from limpet.view import page as view
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import pictures
+from seen import SCREENS, on_screen, serious
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>]]>&amp;\"'\\u003c\u2028\u2029 \U0001f41a"
 WORSE = f"{HOSTILE}\x00\x1b\ud800"  # no file could hold it as it is
@@ -152,7 +153,10 @@ def test_nothing_that_is_shown_is_markup_and_nothing_is_fetched(folder):
 
 def test_without_a_script_the_still_figure_stands_there(folder):
     page, text = (folder / "index.html").read_text(), (folder / "report.md").read_text()
-    assert '<p><a id="scatter-all"></a><span class=figure><svg' in page
+    assert (
+        '<p><a id="scatter-all"></a><span class=figure><span class=wide tabindex=0 role=group aria-label=Figure><svg'
+        in page
+    )
     assert '<a id="scatter-all"></a>![All, still.](figures/all.svg)' in text
     assert text.count("figures/all.svg") == 1
 
@@ -333,11 +337,45 @@ def test_on_a_phone_it_fits_and_a_tap_is_enough(open_page, scheme):
         tab.locator(".texts h3", has_text=arm).wait_for()
     assert shown(tab) == ["mend", "crs"]
     # What is drawn can be told from what it is drawn on.
-    dot, body = "getComputedStyle(document.querySelector('.dot.family0'))", "getComputedStyle(document.body)"
-    ink, paper = tab.evaluate(f"[{dot}.fill, {body}.backgroundColor]")
-    bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (ink, paper)]
-    assert abs(bright[0] - bright[1]) > 150
-    assert (bright[1] < 128) == (scheme == "dark")
+    inks = tab.locator(".dot").evaluate_all("(all) => all.map((dot) => getComputedStyle(dot).fill)")
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert all(contrast(ink, paper) >= 3 for ink in inks)
+    assert (bright(paper) < 0.2) == (scheme == "dark")
+
+
+def bright(colour):
+    """How bright a browser's rgb(...) is, by WCAG's formula."""
+    parts = (int(part) / 255 for part in re.findall(r"\d+", colour)[:3])
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, two):
+    low, high = sorted((bright(one), bright(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+REPORTS = Path(__file__).parents[1] / "docs/reports/mini"
+
+
+@here
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_nobody_is_kept_out_of_a_report(open_page, width, scheme):
+    """axe-core on a page with a scatter, a committed report with claims and a figure, and the index; no sideways
+    scroll; and the way from each to the others."""
+    tab = open_page()
+    on_screen(tab, width, scheme)
+    for page in (None, REPORTS / "frontier-mini-gpu/index.html", REPORTS / "mending-mini/index.html"):
+        if page:
+            tab.goto(page.as_uri())
+        assert serious(tab) == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.click("nav a:text('All reports')")
+    assert tab.url == (REPORTS / "index.html").as_uri()
+    assert serious(tab) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.click("main li a >> nth=0")
+    tab.locator("nav a", has_text="All reports").wait_for()
 
 
 @here

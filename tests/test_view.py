@@ -232,7 +232,7 @@ def test_hostile_names_and_words_stay_text(paths):
     assert [tag for tag, _ in Parts(plain).tags] == [tag for tag, _ in Parts(spoilt).tags]
     assert "alert(1)</script>" not in spoilt
     assert "onerror=alert(2)>" not in spoilt
-    about, _ = page.playground({"models": [{"name": HOSTILE}], "samplers": {HOSTILE: []}})
+    about, _ = page.playground({"models": [{"name": HOSTILE}], "samplers": {HOSTILE: []}, "words": {HOSTILE: HOSTILE}})
     assert "alert(1)</script>" not in about
     (data,) = [text for _, attributes, text in Parts(about).inside if attributes.get("type") == "application/json"]
     assert json.loads(data)["models"][0]["name"] == HOSTILE

@@ -1,4 +1,4 @@
-"""The pictures of the README, taken from the playground itself by a browser.
+"""The run that the playground opens with, and the pictures of the README and the docs, taken by a browser.
 
     $ python tools/pictures.py docs/images
 
@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError, extra
-from limpet.judges import load_judge
-from limpet.samplers import CRS, Native, Sampler
+from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.view import page
 from limpet.view.answers import Stock
 from limpet.view.hands import here
 from limpet.view.server import application, listen
-from limpet.view.trajectory import record
+from limpet.view.trajectory import Trajectory, record
 from limpet.view.wire import LOOPBACK, Server
 
 if TYPE_CHECKING:
@@ -34,10 +34,16 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEED, CALLS, WORDS = 8200, 32, 75  # of the animation, which shows the first words of the sample
-SHOWN = 0.66  # how far the screenshot's run has come
-COLOURS = 64
+SEED, CALLS, WORDS = 8202, 24, 96  # of the recorded run
+SAYS = {  # what the animation says of its two arms
+    "native": "any word may change until the end", "Mend": "sure words are kept, and may be corrected",
+}  # fmt: skip
+SHOWN = 16  # the call that the screenshots show: labels hold, and the rest still moves
+COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
+DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
+ASSETS = Path(page.__file__).parent / "assets"
+REPORT = Path(__file__).parents[1] / "docs/reports/mini/frontier-mini-gpu/index.html"
 
 
 def chromium() -> str | None:
@@ -75,61 +81,85 @@ def serving(app: Starlette) -> Iterator[str]:
         thread.join()
 
 
-def screenshot(tab: Any, address: str, file: Path, calls: int) -> None:
-    """The playground after a comparison, at a call where labels hold and the rest still moves."""
-    tab.goto(address)
-    tab.fill("#nfe", str(calls))
-    tab.click("#run")
-    tab.locator("#status", has_text="Done.").wait_for(timeout=300_000)
-    tab.evaluate(f"limpet.go({round(SHOWN * calls)})")
-    held = tab.locator(".arm1 .text span.visible")
-    held.nth(held.count() // 3).hover()
-    tab.screenshot(path=file, full_page=True)
+def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
+    """The run that the playground opens with: one sample under each of its arms, on the same randomness."""
+    arms: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), "Mend": Mend(nfe=calls)}
+    return {name.lower(): record(model, one, SEED, length=WORDS, arm=name) for name, one in arms.items()}
 
 
-def animation(tab: Any, file: Path, calls: int) -> None:
-    """One sample under native and CRS, on the same randomness, as a GIF: in a grid, where what holds stays in place
-    (and a frame costs only what changes), and at the end as a text."""
+def playground(opened: Any, address: str, file: Path, viewport: dict[str, int], scheme: str) -> None:
+    """The playground as it opens, at a call in the middle, on a desk with the history of a word that is held."""
+    with tab(opened, viewport, scheme) as shown:
+        shown.goto(address)
+        shown.locator("#play.playing").wait_for()
+        shown.click("#play")
+        shown.evaluate(f"limpet.go({SHOWN})")
+        if viewport is DESK:
+            shown.locator(".arm1 .text span.visible").nth(8).hover()
+        still(shown.screenshot(), file)
+
+
+def report(opened: Any, file: Path, viewport: dict[str, int], scheme: str) -> None:
+    with tab(opened, viewport, scheme) as shown:
+        shown.goto(REPORT.as_uri())
+        still(shown.screenshot(), file)
+
+
+@contextmanager
+def tab(opened: Any, viewport: dict[str, int], scheme: str) -> Iterator[Any]:
+    context = opened.new_context(viewport=viewport, color_scheme=scheme)
+    yield context.new_page()
+    context.close()
+
+
+def still(shot: bytes, file: Path) -> None:
+    """A screenshot in few colours, which takes a third of the bytes."""
     image: Any = extra("PIL.Image", "figures")
-    model = load("mini", device="cpu")
-    arms: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
-    paths = [record(model, sampler, SEED, arm=name) for name, sampler in arms.items()]
-    tab.set_content(page.self_contained(paths))
-    tab.locator(".arm1 .text span.k0").first.wait_for()
-    tab.select_option("#layout", "grid")
-    beyond = f".downloads, .text span:nth-child(n + {WORDS + 1})"
-    tab.evaluate(f"document.querySelectorAll('{beyond}').forEach((part) => {{ part.hidden = true; }})")
-    tab.evaluate("limpet.fixHeight()")
-    shots = []
-    for r in range(calls + 2):
-        if r > calls:
-            tab.select_option("#layout", "prose")
-        tab.evaluate(f"limpet.go({min(r, calls)})")
-        shots.append(image.open(io.BytesIO(tab.locator("#arms").screenshot())).convert("RGB"))
-    palette = _palette(image, [shots[calls // 2], shots[-1]])
+    image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE).save(file, optimize=True)
+
+
+def animation(opened: Any, paths: list[Trajectory], file: Path) -> None:
+    """Two arms of the recorded run as a GIF of texts, each with a line on what its sampler does."""
+    image: Any = extra("PIL.Image", "figures")
+    paths = [path for path in paths if path.header.arm in SAYS]
+    calls, shots = paths[0].header.calls, []
+    with tab(opened, {"width": 980, "height": 700}, "light") as shown:
+        shown.set_content(page.self_contained(paths))
+        shown.locator("#where", has_text="output after").wait_for()
+        shown.evaluate("document.querySelectorAll('.downloads').forEach((part) => { part.hidden = true; })")
+        shown.select_option("#colour", "none")  # of the marks alone it says enough
+        shown.evaluate("limpet.fixHeight()")
+        for r in range(calls + 1):
+            shown.evaluate(f"limpet.go({r})")
+            when = f"after {calls} calls" if r == calls else f"call {r + 1} of {calls}"
+            said = [f"{when}: {SAYS[path.header.arm]}" for path in paths]
+            shown.locator(".facts").evaluate_all(
+                "(all, said) => all.forEach((p, i) => { p.textContent = said[i]; })", said
+            )
+            shots.append(image.open(io.BytesIO(shown.locator("#arms").screenshot())).convert("RGB"))
+    palette = shots[SHOWN * calls // CALLS].quantize(FEW)  # one for all: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
-    times = [160] * calls + [1500, 4000]  # milliseconds
+    times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
 
 
-def _palette(image: Any, shots: list[Any]) -> Any:
-    """Colours for all frames, from some of them: with one palette, what does not change costs nothing."""
-    width, height = shots[0].size
-    together = image.new("RGB", (width, height * len(shots)))
-    for i, shot in enumerate(shots):
-        together.paste(shot, (0, i * height))
-    return together.quantize(COLOURS)
-
-
-def take(folder: Path, opened: Any, calls: int = CALLS) -> list[Path]:
-    """Both pictures, each below its limit."""
+def take(folder: Path, opened: Any, paths: list[Trajectory]) -> list[Path]:
+    """Every picture, each below its limit."""
     if not folder.is_dir():
         raise LimpetError(f"{folder} is no folder: make it, or name another")
-    files = [folder / "playground.png", folder / "native-vs-crs.gif"]
-    app = application(here(Stock({"mini": load("mini", device="cpu")}, load_judge(device="cpu"))))
+    app = application(here(Stock({"mini": load("mini", device="cpu")})))
     with serving(app) as address:
-        screenshot(opened.new_page(viewport={"width": 1180, "height": 900}), address, files[0], calls)
-        animation(opened.new_page(viewport={"width": 940, "height": 700}), files[1], calls)
+        for name, viewport, scheme in (
+            ("playground", DESK, "light"),
+            ("playground-dark", DESK, "dark"),
+            ("playground-phone", PHONE, "dark"),
+            ("playground-phone-light", PHONE, "light"),
+        ):
+            playground(opened, address, folder / f"{name}.png", viewport, scheme)
+    report(opened, folder / "report.png", DESK, "light")
+    report(opened, folder / "report-phone-dark.png", PHONE, "dark")
+    animation(opened, paths, folder / "samplers.gif")
+    files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), folder / "samplers.gif"])
     for file in files:
         if file.stat().st_size > MOST:
             raise LimpetError(f"{file} has {file.stat().st_size} bytes; a README's picture should stay below {MOST}")
@@ -137,5 +167,8 @@ def take(folder: Path, opened: Any, calls: int = CALLS) -> list[Path]:
 
 
 if __name__ == "__main__":
+    made = recorded(load("mini", device="cpu"))
+    for arm, path in made.items():
+        path.save(ASSETS / f"{arm}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome)
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(made.values()))

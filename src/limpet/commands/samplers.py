@@ -65,4 +65,4 @@ def describe(name: str, kind: type[Sampler]) -> dict[str, Any]:
         | {"kind": knob.kind.__name__, "takes": knob.takes}
         for knob in samplers.knobs(kind).values()
     ]
-    return {"name": name, "words": " ".join((kind.__doc__ or "").partition("\n\n")[0].split()), "knobs": listed}
+    return {"name": name, "words": samplers.words(kind), "knobs": listed}

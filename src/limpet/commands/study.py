@@ -155,7 +155,8 @@ def each(chosen: Mapping[str, S], find: Callable[[S], T]) -> list[T]:
 
 def written(found: list[Results], folder: Path, index: bool) -> list[Path]:
     """A report of each in a folder of its own, and an index over all that lie there."""
-    pages = [report.write(results, folder / units.name(results.study)) for results in found]
+    among = index or (folder / "index.html").is_file()
+    pages = [report.write(results, folder / units.name(results.study), among) for results in found]
     if index:
         pages.append(report.write_index([report.section(results) for results in found], folder))
     return pages

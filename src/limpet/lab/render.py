@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
+from limpet import looks
 from limpet.errors import extra
 from limpet.lab.page import Entry, Table
 
@@ -61,9 +62,11 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
 
     def image(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:
         svg = figures[tokens[at].attrs["src"]].decode()
-        drawn = "\n".join(map(str.strip, svg[svg.index("<svg") :].splitlines()))
+        drawn = "\n".join(map(str.strip, looks.recoloured(svg[svg.index("<svg") :]).splitlines()))
         caption = escape(self.renderInlineAsText(tokens[at].children, options, env))
-        return f"<span class=figure>{drawn}{caption}</span>"
+        drawn = drawn.replace("<svg", f'<svg role=img aria-label="{caption}"', 1)
+        wide = f"<span class=wide tabindex=0 role=group aria-label=Figure>{drawn}</span>"
+        return f"<span class=figure>{wide}{caption}</span>"
 
     def link(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:
         return f'<a href="{escape(tokens[at].attrs["href"].replace("/report.md", "/index.html"))}">'
@@ -75,6 +78,34 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
     for kind, rule in {"image": image, "link_open": link, "html_inline": raw, "html_block": raw}.items():
         reader.add_render_rule(kind, rule)
     return str(reader.render(text))
+
+
+OUTCOMES = {
+    "yes": ("supported", "holds", "below"), "no": ("not supported", "fails", "above"), "wait": ("inconclusive", "open"),
+}  # fmt: skip
+
+
+def marked(page: str) -> str:
+    """A page whose verdicts can be told at a glance, by colour and by shape, and whose tables scroll by themselves."""
+    for kind, words in OUTCOMES.items():
+        said = "|".join(words)
+        page = re.sub(f"<strong>({said})</strong>", rf"<strong class={kind}>\1</strong>", page)
+        page = re.sub(f"(<td[^>]*>)({said})(?=[,<])", rf"\1<span class={kind}>\2</span>", page)
+        page = re.sub(f"(<td[^>]*>[^<]*, )({said})(?=</td>)", rf"\1<span class={kind}>\2</span>", page)
+    page = page.replace("<table>", "<div class=wide tabindex=0 role=group aria-label=Table><table>")
+    return page.replace("</table>", "</table></div>")
+
+
+def contents(page: str) -> tuple[str, str]:
+    """A page whose sections have names, and links to them."""
+    found: list[str] = []
+
+    def name(heading: re.Match[str]) -> str:
+        found.append(heading[1])
+        return f'<h2 id="part-{len(found)}">{heading[1]}</h2>'
+
+    page = re.sub("<h2>(.*?)</h2>", name, page)
+    return page, "".join(f'<a href="#part-{i}">{words}</a>' for i, words in enumerate(found, 1))
 
 
 def terse(page: str) -> str:

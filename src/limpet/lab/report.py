@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from limpet import looks
 from limpet.errors import LimpetError
 from limpet.files import write_whole
 from limpet.inline import for_script, hashed
@@ -28,6 +29,7 @@ from limpet.lab.study import Study
 from limpet.stats import numbers
 
 HERE = Path(__file__).parent
+BACK = "<a href=../index.html>All reports</a>"
 TITLE = "Claims of the paper"
 HEAD = ("Where", "Claim", "Paper", "The rule on the paper's numbers", "Here", "The rule here")
 RULE = (
@@ -43,8 +45,8 @@ UNITS = (
 BRACKETS = "In brackets: the paper's values, of its own models at its own sizes."
 
 
-def write(results: Results, folder: Path) -> Path:
-    """Write a study's report into a folder of its own; returns the page."""
+def write(results: Results, folder: Path, among: bool = False) -> Path:
+    """Write a study's report into a folder of its own, alone or among others with an index; returns the page."""
     results = kept(results)
     page = results.study.show(results)
     text = markdown(results, page)
@@ -54,15 +56,21 @@ def write(results: Results, folder: Path) -> Path:
         files |= {f"tables/{table.name}.{kind}": make(table).encode() for kind, make in render.FORMATS.items()}
     for figure in page.figures:
         files |= {f"figures/{figure.name}.{kind}": data for kind, data in figures.draw(figure).items()}
-    files["index.html"] = document(results.study.title, text, files, page.scatters)
+    files["index.html"] = document(results.study.title, text, files, page.scatters, BACK if among else "")
     write_files(files, folder)
     return folder / "index.html"
 
 
-def document(title: str, text: str, drawn: Mapping[str, bytes] = {}, scatters: Sequence[Scatter] = ()) -> bytes:
-    """Our Markdown as one page that needs nothing else; only scatters need a script."""
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
-    style, body = asset("report.css"), render.terse(render.html(text, drawn))
+def document(
+    title: str, text: str, drawn: Mapping[str, bytes] = {}, scatters: Sequence[Scatter] = (), back: str = ""
+) -> bytes:
+    """Our Markdown as one page that needs nothing else, with its contents and a way back; only scatters need a
+    script."""
+    head = "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
+    head += f"<title>{escape(title)}</title>"
+    body, links = render.contents(render.terse(render.marked(render.html(text, drawn))))
+    body = f"<nav aria-label=Contents><a href=#top>Top</a>{back}{links}</nav><main id=top>{body}</main>"
+    style = looks.sheet() + asset("report.css")
     if scatters:
         style, script = style + asset("scatter.css"), asset("scatter.js")
         # Tables and figures have styles of their own inline; nothing but this script runs, and nothing is fetched.
@@ -103,6 +111,7 @@ def _packed(scatter: Scatter) -> dict[str, Any]:
         "y": scatter.y,
         "joined": scatter.joined,
         "arms": list(arms),
+        "colours": looks.coloured(list(dict.fromkeys(family for _, family in arms))),
         "panels": [{"title": title, "dots": list(map(row, dots))} for title, dots in scatter.panels.items()],
     }
 
@@ -248,8 +257,8 @@ def write_index(sections: Sequence[Section], folder: Path) -> Path:
     others = (path.parent.name for path in folder.glob("*/index.html") if path.parent.name not in known)
     every = sorted([*sections, *(Section(name, name) for name in others)])
     links = (f"- [{render.plain(one.name)}]({quote(one.folder)}/report.md)" for one in every)
-    head = [f"# {TITLE}", "", f"{tally(sections)} {RULE} {UNITS}", "", overview(sections)]
-    text = "\n".join([*head, "## Reports", "", *links, ""])
+    claims = ["## Claims", "", f"{tally(sections)} {RULE} {UNITS}", "", overview(sections)]
+    text = "\n".join([f"# {TITLE}", "", "## Reports", "", *links, "", *claims])
     write_files({"index.html": document(TITLE, text), "claims.md": text.encode()}, folder)
     return folder / "index.html"
 

@@ -4,7 +4,6 @@
 (() => {
   const MOST = 3; // texts side by side
   const NEAR = 26; // pixels within which a pointer means a dot
-  const COLOURS = 7; // of the style sheet; a shape serves as many families
   const SHAPES = [
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0", "M-4-4H4V4H-4z", "M0-5.4L5 3.6H-5z", "M0-5.6L5.6 0L0 5.6L-5.6 0z",
   ];
@@ -66,8 +65,9 @@
       }),
     }));
     const look = (family) => {
-      const i = families.indexOf(family);
-      return { class: `family${i % COLOURS}`, d: SHAPES[Math.floor(i / COLOURS) % SHAPES.length] };
+      const i = families.indexOf(family), own = scatter.colours[i];
+      const before = scatter.colours.slice(0, i).filter((colour) => colour === own).length; // shapes tell them apart
+      return { class: `is-${own}`, d: SHAPES[before % SHAPES.length] };
     };
     const numbers = (dot) =>
       [`${scatter.x}: ${numeral(dot.x, dot.xError)}`, `${scatter.y}: ${numeral(dot.y, dot.yError)}`];

@@ -11,7 +11,7 @@ from limpet.samplers.knobs import Knob, knob, knobs
 from limpet.samplers.mend import Mend
 from limpet.samplers.native import Native
 from limpet.samplers.psi import Psi
-from limpet.samplers.sampler import Sampler, available, find, from_dict, parse
+from limpet.samplers.sampler import Sampler, available, find, from_dict, parse, words
 from limpet.samplers.trapezoidal import Trapezoidal
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "knob",
     "knobs",
     "parse",
+    "words",
 ]

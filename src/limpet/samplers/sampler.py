@@ -108,6 +108,11 @@ def available() -> dict[str, type[Sampler]]:
     return found
 
 
+def words(kind: type[Sampler]) -> str:
+    """What a sampler says of itself: the first paragraph of its class's words, on one line."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+
+
 def from_dict(values: Mapping[str, Any]) -> Sampler:
     """A sampler from what `to_dict` gave."""
     if "sampler" not in values:

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
 from limpet.errors import LimpetError, unknown
-from limpet.samplers import Knob, Sampler, knobs
+from limpet.samplers import Knob, Sampler, knobs, words
 from limpet.view.answers import Request
 from limpet.view.page import asset
 from limpet.view.queue import Limits, Refusal
@@ -116,6 +116,7 @@ def about(offer: Offer, version: str) -> dict[str, Any]:
         "arms": {name: offer.written(sampler) for name, sampler in offer.arms.items()},
         "samplers": {name: [{**asdict(knob), "kind": knob.kind.__name__} for knob in knobs(kind).values()]
                      for name, kind in offer.samplers.items()},
+        "words": {name: words(kind) for name, kind in offer.samplers.items()},
     }  # fmt: skip
 
 

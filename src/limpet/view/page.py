@@ -11,12 +11,29 @@ import re
 from importlib import resources
 from typing import Any
 
+from limpet import looks, samplers
 from limpet.inline import for_script, hashed
+from limpet.samplers import CRS, Mend, Native, knobs
 from limpet.view.trajectory import Trajectory
+
+RECORDED = ("native", "crs", "mend")  # the run that the playground opens with, as tools/pictures.py made it
 
 
 def asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def recorded() -> list[str]:
+    """The files of a run that was made before, in base64."""
+    folder = resources.files(__package__).joinpath("assets")
+    return [base64.b64encode(folder.joinpath(f"{name}.limpet").read_bytes()).decode() for name in RECORDED]
+
+
+def words() -> dict[str, str]:
+    """What the samplers with a colour of their own are, each in one line."""
+    known, native = {"native": Native, "crs": CRS, "mend": Mend}, knobs(Native)
+    said = {name: samplers.words(kind) for name, kind in known.items()}
+    return {**said, "top-p": native["top_p"].words, "calls": native["nfe"].words}
 
 
 def self_contained(trajectories: list[Trajectory], title: str | None = None) -> str:
@@ -25,26 +42,32 @@ def self_contained(trajectories: list[Trajectory], title: str | None = None) -> 
     files = [base64.b64encode(trajectory.to_bytes()).decode() for trajectory in trajectories]
     title = title or f"{models}: a sample comes into being"
     lead = " · ".join(trajectory.header.arm for trajectory in trajectories)
-    return _fill(title, lead, {"files": files}, "open.js", connect="'none'")[0]
+    return _fill(title, lead, {"files": files, "words": words()}, "open.js", connect="'none'")[0]
 
 
 def playground(about: dict[str, Any]) -> tuple[str, str]:
     """The playground's page and its policy; `about` tells it the models, the samplers' knobs and the limits."""
     lead = "watch a diffusion language model write, one reveal at a time"
-    return _fill("limpet", lead, about, "playground.js", connect="'self'", form=asset("playground.html"))
+    data = {**about, "words": {**about["words"], **words()}, "recorded": recorded()}
+    return _fill("limpet", lead, data, "playground.js", connect="'self'", form=asset("playground.html"))
 
 
 def _fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> tuple[str, str]:
     """The page, and the policy that stands in it: a server says it in a header too. `opening` is the script that gives
     the viewer the data."""
-    style, script = asset("viewer.css"), asset("viewer.js") + asset(opening)
+    style, script = looks.sheet() + asset("viewer.css"), asset("viewer.js") + asset(opening)
     csp = (
         f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
+    said = {name: html.escape(text) for name, text in words().items()}
     parts = {
         "title": html.escape(title), "lead": html.escape(lead), "csp": html.escape(csp), "style": style,
-        "script": script, "form": form, "data": for_script(data),
+        "script": script, "form": _put(form, said), "data": for_script(data), **said,
     }  # fmt: skip
-    # In one pass, so that what is put in is never itself filled.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], asset("page.html")), csp
+    return _put(asset("page.html"), parts), csp
+
+
+def _put(template: str, parts: dict[str, str]) -> str:
+    """In one pass, so that what is put in is never itself filled."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], template)

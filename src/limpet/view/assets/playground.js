@@ -1,13 +1,15 @@
-// The playground: a form, a request, and its events into the viewer; the address always tells the run.
+// The playground: a recorded run to begin with; a form, a request, and its events into the viewer; the address tells the run.
 (() => {
-  const about = JSON.parse(document.getElementById("data").textContent), limits = about.limits;
+  const about = limpet.data, limits = about.limits;
   const $ = (id) => document.getElementById(id), make = limpet.make;
   let running = null; // what aborts the run that is under way
+  let ran = false; // whether there was one
 
   // Arms to begin with; those whose sampler is not here are left out.
   const PRESETS = Object.fromEntries(Object.entries({
-    native: { sampler: "native" }, CRS: { sampler: "crs" }, mend: { sampler: "mend" }, "top-p .9": { sampler: "native", top_p: 0.9 },
+    native: { sampler: "native" }, CRS: { sampler: "crs" }, Mend: { sampler: "mend" }, "top-p .9": { sampler: "native", top_p: 0.9 },
     "horizon 8": { sampler: "crs", horizon: 8 }, "CRS, late top-p .9": { sampler: "crs", late_top_p: 0.9 },
+    ...Object.fromEntries(Object.keys(about.samplers).filter((name) => !["native", "crs", "mend"].includes(name)).map((sampler) => [sampler, { sampler }])),
   }).filter(([, arm]) => arm.sampler in about.samplers));
 
   // Knobs, as the server describes them: {name, kind, choices, optional, default, words, low, high, above}.
@@ -47,6 +49,7 @@
     const box = make("fieldset"), named = make("input"), preset = make("select"), sampler = make("select");
     const first = make("div", "row"), more = make("details"), rest = make("div", "row");
     const away = make("button", "quiet", "remove");
+    const which = labelled("Sampler", sampler);
     let inputs = []; // [knob, input] of the sampler that is chosen
     named.maxLength = 80;
     named.required = true;
@@ -56,12 +59,13 @@
     const fill = (title, values) => {
       named.value = title;
       sampler.value = values.sampler;
+      which.dataset.tip = about.words[values.sampler];
       inputs = knobsOf(values.sampler).map((knob) => [knob, knobInput(knob)]);
       rest.replaceChildren(...inputs.map(([knob, input]) => {
         input.value = (knob.name in values ? values[knob.name] : defaultOf(knob)) ?? "";
         input.onchange = custom;
         const words = knob.name.replaceAll("_", " "), label = labelled(words.charAt(0).toUpperCase() + words.slice(1), input);
-        label.title = knob.words;
+        label.dataset.tip = knob.words;
         return label;
       }));
     };
@@ -69,7 +73,7 @@
     sampler.onchange = () => { fill(sampler.value, { sampler: sampler.value }); custom(); };
     away.type = "button";
     away.onclick = () => { box.remove(); renumber(); };
-    first.append(labelled("Preset", preset), labelled("Sampler", sampler), labelled("Name", named), away);
+    first.append(labelled("Preset", preset), which, labelled("Name", named), away);
     more.append(make("summary", "", "Every knob"), rest);
     box.append(make("legend"), first, more);
     $("samplers").append(box);
@@ -82,8 +86,7 @@
       return [named.value, chosen];
     };
     fill(name, arm);
-    const own = (values) => JSON.stringify(Object.entries(values).sort());
-    preset.value = Object.keys(PRESETS).find((key) => own(PRESETS[key]) === own(box.read()[1])) ?? "custom";
+    preset.value = Object.keys(PRESETS).find((key) => same(PRESETS[key], box.read()[1])) ?? "custom";
     renumber();
   }
 
@@ -105,12 +108,29 @@
   }
 
   function renumber() {
-    [...$("samplers").children].forEach((box, a) => {
-      box.className = `arm${a % 4}`;
+    const boxes = [...$("samplers").children], looks = limpet.looksOf(boxes.map((box) => box.read()[1]));
+    boxes.forEach((box, a) => {
+      box.className = looks[a].classes;
       box.querySelector("legend").textContent = `Arm ${a + 1}`;
-      box.querySelector("button.quiet").hidden = $("samplers").children.length === 1;
+      box.querySelector("button.quiet").hidden = boxes.length === 1;
     });
-    $("add").disabled = $("samplers").children.length >= limits.arms;
+    $("add").disabled = boxes.length >= limits.arms;
+    summarise();
+  }
+
+  const same = (one, two) => JSON.stringify(Object.entries(one).sort()) === JSON.stringify(Object.entries(two).sort());
+
+  // The first preset that no arm is yet.
+  function another() {
+    const there = [...$("samplers").children].map((box) => box.read()[1]);
+    const found = Object.entries(PRESETS).find(([, arm]) => !there.some((one) => same(one, arm)));
+    addArm(...found ?? Object.entries(about.arms)[0]);
+  }
+
+  // The form in a few words, for where it is folded.
+  function summarise() {
+    const names = [...$("samplers").children].map((box) => box.read()[0]);
+    $("chosen").textContent = [$("model").value, `${$("nfe").value} calls`, names.join(" · ")].join(", ");
   }
 
   function addFixed(position = "", text = "") {
@@ -126,11 +146,25 @@
     $("fixed").append(row);
   }
 
+  // A word of a text, held from now on where it stands.
+  function hold({ model }, position, word) {
+    if ($("model").value !== model && about.models.some((each) => each.name === model)) {
+      $("model").value = model;
+      chooseModel();
+    }
+    [...$("fixed").children].find((row) => row.read().position === position)?.remove();
+    addFixed(position + 1, word);
+    $("fixing").open = true;
+    say(`${JSON.stringify(word)} is held at position ${position + 1}: press Run.`);
+  }
+
   function chooseModel() {
     const model = about.models.find((each) => each.name === $("model").value);
     $("length").value = model.length;
     $("length").disabled = !model.any_length;
     $("prompt").disabled = !model.text;
+    limpet.state.fix = model.text ? hold : null;
+    summarise();
   }
 
   // The request, as the form has it; arms hold only what differs from the samplers' defaults.
@@ -180,7 +214,8 @@
       $("fixing").open = fixed.length > 0;
       putArms(arms);
       const other = query.get("digest") && !model.digest.startsWith(query.get("digest"));
-      say(other ? `This link was made with another version of ${model.name}: its texts will differ.` : "As the link says: press Run.");
+      if (other) warn(`This link was made with other weights of ${model.name} (${query.get("digest")}, here ${model.digest.slice(0, 12)}): its texts will differ.`);
+      say("As the link says: press Run.");
     } catch (error) {
       complain(`This link cannot be read: ${error.message}.`);
     }
@@ -189,14 +224,24 @@
   // A run
 
   const say = (text) => { $("status").textContent = text; };
+  const warn = (text) => { $("notice").textContent = text; };
   const complain = (text) => { $("problem").textContent = text; };
+  const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`.replace(/\.\.$/, ".");
+  const GONE = `The server at ${location.host} does not answer. Start it again (limpet serve), then press Run; what came stays here.`;
+
+  // What Run says, and whether it can be pressed.
+  function show(work) {
+    $("run").textContent = work || "Run";
+    $("run").setAttribute("aria-disabled", String(Boolean(work)));
+    $("stop").disabled = !work;
+  }
 
   async function run(ask) {
-    running?.abort();
     const mine = running = new AbortController();
+    ran = true;
     complain("");
-    $("stop").disabled = false;
-    say("Asking …");
+    show("Asking …");
+    say("");
     try {
       const answer = await fetch("api/compare", {
         method: "POST", signal: mine.signal, body: JSON.stringify(ask),
@@ -207,27 +252,35 @@
         throw new Error(told.error);
       }
       history.replaceState(null, "", addressOf(ask));
-      $("link").disabled = false;
-      let ended = false;
+      const calls = Math.max(...Object.values(ask.arms).map((arm) => arm.nfe ?? 0));
+      let ended = false, came = 0;
       for await (const [kind, data] of events(answer.body)) {
-        if (kind === "queued") say(data.ahead === 1 ? "Waiting: one run is before this one." : `Waiting: ${data.ahead} runs are before this one.`);
+        if (kind === "queued") {
+          show("Waiting …");
+          say(data.ahead === 1 ? "One run is before this one." : `${data.ahead} runs are before this one.`);
+        }
         if (kind === "begin") {
+          $("story").hidden = true;
           limpet.begin(data.arms);
           if ($("viewer").getBoundingClientRect().top > innerHeight * 0.7) $("viewer").scrollIntoView();
         }
-        if (kind === "frame") { limpet.extend(data.arms); say(""); }
+        if (kind === "frame") {
+          limpet.extend(data.arms);
+          show("Running …");
+          say(`${Math.min(++came, calls || came)} of ${calls || "?"} calls`);
+        }
         if (kind === "end") { limpet.end(data.arms); ended = true; say("Done."); }
         if (kind === "error") throw new Error(data.error);
       }
-      if (!ended) throw new Error("the server broke off");
+      if (!ended) throw new TypeError("it broke off");
     } catch (error) {
       limpet.halt();
-      if (running === mine) {
-        say(mine.signal.aborted ? "Stopped." : "");
-        if (!mine.signal.aborted) complain(`${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}.`.replace(/\.\.$/, "."));
-      }
+      say(mine.signal.aborted ? "Stopped." : "");
+      // A TypeError is how fetch and its stream say that nobody is there.
+      if (!mine.signal.aborted) complain(error instanceof TypeError ? GONE : sentence(error.message));
     } finally {
-      if (running === mine) { running = null; $("stop").disabled = true; }
+      running = null;
+      show("");
     }
   }
 
@@ -254,16 +307,26 @@
   $("model").onchange = chooseModel;
   $("reseed").onclick = () => { $("seed").value = Math.floor(Math.random() * 1e6); };
   $("fix").onclick = () => addFixed();
-  $("add").onclick = () => {
-    const [name, arm] = Object.entries(PRESETS).find(([key]) => key === "top-p .9") ?? Object.entries(about.arms)[0];
-    addArm(name, arm);
-  };
+  $("add").onclick = another;
   $("stop").onclick = () => running?.abort();
   $("link").onclick = async () => {
+    history.replaceState(null, "", addressOf(read()));
     try { await navigator.clipboard.writeText(location.href); say("The link is copied."); } catch { say("The link is in the address bar."); }
   };
-  $("form").onsubmit = (event) => { event.preventDefault(); run(read()); };
+  $("form").onsubmit = (event) => {
+    event.preventDefault();
+    if (!running) run(read());
+  };
+  $("form").onchange = renumber;
+  $("form").addEventListener("invalid", () => { $("setup").open = true; }, true); // what is to mend must be seen
+  $("setup").open = !limpet.narrow.matches;
   chooseModel();
   restore(); // a link fills the form and starts nothing: whoever opens it decides
   if (!$("samplers").children.length) putArms(about.arms);
+  limpet.open(about.recorded, () => !ran).then(() => {
+    if (ran) return;
+    limpet.fixHeight();
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) limpet.go(Infinity);
+    else limpet.play();
+  });
 })();

@@ -4,7 +4,14 @@ const limpet = (() => {
   const GIVEN = 1, DEFICIT = 65535, MASS = 255; // the first mark is "given"; the others are the sampler's own
   const COLOURED = ["given", "selected", "visible", "chosen", "mended"]; // marks with a look of their own; others share three
   const DEEDS = ["chosen", "mended"]; // of these, what a call did; the others say how a position stands
+  const MEANS = { // what the marks with a look of their own say of a word
+    given: "by the prompt, or fixed", selected: "in an earlier call, and hidden again", visible: "written down: the model sees it",
+    chosen: "written down by this call", mended: "corrected by this call", changed: "another word than one call ago",
+  };
+  const LEVELS = 8; // of shading
   const $ = (id) => document.getElementById(id);
+  const data = JSON.parse($("data").textContent);
+  const narrow = matchMedia("(max-width: 40rem)");
 
   // An element. Text only ever enters as text: no string is parsed as HTML anywhere on this page.
   function make(tag, className = "", text = "") {
@@ -57,6 +64,24 @@ const limpet = (() => {
   }
 
   const total = (arm) => arm.header.calls + 1;
+  const stopped = (arm) => !state.live && (arm.frames.length < total(arm) || arm.header.calls < arm.header.sampler.nfe);
+  const textOf = (arm) => arm.text ?? [...arm.frames.at(-1)?.input ?? []].map((token) => arm.words.get(token) ?? "").join("");
+
+  // Of each sampler the colour of its family, as classes: native, top-p, CRS and Mend have their own, the others take turns;
+  // and its turn among those of one colour, which shapes and dashes tell apart.
+  function looksOf(samplers) {
+    const rivals = [], seen = {};
+    return samplers.map((sampler) => {
+      const sharp = ["top_p", "late_top_p"].some((knob) => sampler[knob] != null && sampler[knob] < 1);
+      let own = sampler.sampler === "native" && sharp ? "top-p" : sampler.sampler;
+      if (!["native", "top-p", "crs", "mend"].includes(own)) {
+        if (!rivals.includes(own)) rivals.push(own);
+        own = `rival${rivals.indexOf(own) % 3}`;
+      }
+      seen[own] = (seen[own] ?? -1) + 1;
+      return { family: own, classes: `is-${own} nth${seen[own] % 4}` };
+    });
+  }
 
   // The classes of a mark by its name, and of all the marks in a byte.
   function classOf(arm, name) {
@@ -109,7 +134,8 @@ const limpet = (() => {
   async function fileOf(arm) {
     const words = Object.fromEntries([...arm.words].sort((a, b) => a[0] - b[0]));
     const { format, version, ...rest } = arm.header;
-    const about = { format, version, ...rest, text: arm.text, scores: arm.scores, words };
+    const calls = Math.min(arm.header.calls, arm.frames.length - 1); // of a run that was stopped, what came
+    const about = { format, version, ...rest, calls, text: arm.text, scores: arm.scores, words };
     const line = new TextEncoder().encode(JSON.stringify(about) + "\n");
     return through(new Blob([line, ...arm.raw]), new CompressionStream("gzip"));
   }
@@ -128,8 +154,8 @@ const limpet = (() => {
   const flatWord = (word) => visibleWord(word).replace(/\n/g, "");
 
   const state = {
-    arms: [], views: [], at: 0, follow: true, live: false, timer: null, hovered: null, pinned: null,
-    show: "input", colour: "confidence",
+    arms: [], views: [], at: 0, follow: true, live: false, timer: null, hovered: null, pinned: null, anchor: null,
+    show: "input", colour: "confidence", fix: null, // what holds a word from now on, where something can
   };
 
   const frames = () => Math.max(1, ...state.arms.map(total));
@@ -145,63 +171,91 @@ const limpet = (() => {
   function build() {
     $("viewer").hidden = false;
     $("position").hidden = true;
-    $("hint").hidden = false;
     $("scrub").max = frames() - 1;
     $("arms").replaceChildren();
-    state.views = state.arms.map((arm, a) => buildArm(arm, a));
+    const looks = looksOf(state.arms.map((arm) => arm.header.sampler));
+    state.views = state.arms.map((arm, a) => buildArm(arm, a, looks[a]));
+    buildTabs();
     buildTimeline();
     buildLegend();
+    const { model, seed, sample } = state.arms[0].header;
     const keys = state.arms.map(({ header: h }) => [h.digest, h.seed, h.sample, h.length].join());
-    $("pairing").textContent = state.arms.length < 2 ? "" : new Set(keys).size === 1
-      ? `The same randomness under each arm: ${state.arms[0].header.model}, seed ${state.arms[0].header.seed}, sample ${state.arms[0].header.sample}.`
+    $("pairing").textContent = state.arms.length < 2 ? `${model}, seed ${seed}, sample ${sample}.` : new Set(keys).size === 1
+      ? `The same randomness under each arm: ${model}, seed ${seed}, sample ${sample}.`
       : "These arms do not share their randomness: model, seed, sample or length differ.";
+  }
+
+  // On a narrow screen one arm is seen at a time: by its tab, or by a swipe.
+  function buildTabs() {
+    $("tabs").replaceChildren(...state.views.map((view, a) => {
+      const tab = make("button", view.look.classes, state.arms[a].header.arm);
+      tab.type = "button";
+      tab.onclick = () => $("arms").scrollTo({ left: view.article.offsetLeft - $("arms").offsetLeft });
+      return tab;
+    }));
+    markTab();
+  }
+
+  function markTab() {
+    const at = Math.round($("arms").scrollLeft / Math.max(1, $("arms").clientWidth));
+    [...$("tabs").children].forEach((tab, a) => tab.setAttribute("aria-current", String(a === at)));
   }
 
   function buildLegend() {
     const marks = new Map(state.arms.flatMap((arm) => arm.header.marks.map((name) => [name, classOf(arm, name)])));
-    $("legend").replaceChildren(...[...marks, ["changed", "changed"]].map(([name, classes]) => {
+    const items = [...marks, ["changed", "changed"]].map(([name, classes]) => {
       const item = make("li");
-      item.append(make("i", classes, name));
+      item.append(make("i", classes, "word"), make("b", "", name), MEANS[name] ? `: ${MEANS[name]}` : "");
       return item;
-    }));
+    });
+    const [from, to] = { confidence: ["unsure", "sure"], age: ["new", "old"], none: [] }[state.colour];
+    if (from) {
+      const item = make("li"), scale = make("span", `scale ${state.colour}`);
+      scale.append(...Array.from({ length: LEVELS }, (_, level) => make("span", `k${level}`)));
+      item.append(make("b", "", state.colour), `: ${from}`, scale, to);
+      items.push(item);
+    }
+    $("legend").replaceChildren(...items);
   }
 
-  function buildArm(arm, a) {
-    const article = make("article", `arm arm${a % 4}`), header = make("header"), text = make("div", "text");
+  function buildArm(arm, a, look) {
+    const article = make("article", `arm arm${a} ${look.classes}`), title = make("h2"), header = make("header"), text = make("div", "text");
     const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
     const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
     for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
     asText.title = "Download the text"; asFile.title = "Download the trajectory";
     const name = `limpet-${arm.header.model}-${arm.header.seed}-${arm.header.arm}`;
-    asText.onclick = () => download(`${name}.txt`, arm.text ?? "", "text/plain;charset=utf-8");
+    asText.onclick = () => download(`${name}.txt`, textOf(arm), "text/plain;charset=utf-8");
     asFile.onclick = async () => download(`${name}.limpet`, await fileOf(arm), "application/octet-stream");
     downloads.append(asText, asFile);
-    header.append(make("h2", "", arm.header.arm), downloads, facts);
+    const words = data.words[look.family] ?? data.words[arm.header.sampler.sampler], term = make(words ? "button" : "span", words ? "term" : "", arm.header.arm);
+    if (words) Object.assign(term, { type: "button" }).dataset.tip = words;
+    title.append(term);
+    header.append(title, downloads, facts);
     text.tabIndex = 0;
     text.setAttribute("role", "group");
     text.setAttribute("aria-label", `Text under ${arm.header.arm}`);
     const spans = Array.from({ length: arm.header.length }, () => text.appendChild(make("span")));
     const texts = spans.map((span) => span.appendChild(document.createTextNode("")));
     spans.forEach((span, i) => { span.position = i; });
-    text.onpointerover = (event) => { if (event.target.position !== undefined) inspect(event.target.position, false); };
+    text.onpointerover = (event) => { if (event.target.position !== undefined) inspect(event.target.position, false, event.target); };
     text.onpointerleave = () => inspect(null, false);
     text.onclick = (event) => {
       const i = event.target.position;
-      if (i !== undefined) inspect(state.pinned === i ? null : i, true);
+      if (i !== undefined) inspect(state.pinned === i ? null : i, true, event.target);
     };
-    text.onfocus = () => { if (text.matches(":focus-visible") && state.pinned === null) inspect(0, true); };
+    text.onfocus = () => { if (text.matches(":focus-visible") && state.pinned === null) inspect(0, true, spans[0]); };
     text.onkeydown = (event) => {
       const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-      if (event.key === "Escape") inspect(null, true);
       if (move === undefined) return;
       event.preventDefault();
       const i = Math.min(arm.header.length - 1, Math.max(0, (state.pinned ?? -move) + move));
-      inspect(i, true);
       spans[i].scrollIntoView({ block: "nearest" });
+      inspect(i, true, spans[i]);
     };
     article.append(header, text, scores);
     $("arms").append(article);
-    return { text, spans, texts, facts, scores, asText, asFile, classes: [], shown: [] };
+    return { arm, look, article, text, spans, texts, facts, scores, asText, asFile, classes: [], shown: [] };
   }
 
   // One frame of every arm. Only what differs from the last paint is touched.
@@ -209,13 +263,14 @@ const limpet = (() => {
     state.arms.forEach((arm, a) => paintArm(arm, state.views[a]));
     const n = frames() - 1, r = state.at, arm = state.arms.reduce((x, y) => (total(x) < total(y) ? y : x));
     $("scrub").value = r;
-    $("where").textContent = r === n ? `output after ${n} calls` : `call ${r + 1} of ${n} · t ${frameAt(arm, r).t.toFixed(3)}`;
+    const halted = state.arms.some(stopped), at = `call ${r + 1} of ${n} · t ${frameAt(arm, r).t.toFixed(3)}`;
+    $("where").textContent = r < n ? at : halted ? `stopped at call ${n + 1}` : `output after ${n} calls`;
     $("scrub").setAttribute("aria-valuetext", $("where").textContent);
     for (const cursor of document.querySelectorAll(".chart line")) {
       cursor.setAttribute("x1", r / n * 100);
       cursor.setAttribute("x2", r / n * 100);
     }
-    const i = state.hovered ?? state.pinned;
+    const i = state.pinned ?? state.hovered;
     if (i !== null) paintPosition(i);
   }
 
@@ -248,7 +303,7 @@ const limpet = (() => {
   }
 
   function markHere() {
-    const i = state.hovered ?? state.pinned;
+    const i = state.pinned ?? state.hovered;
     for (const view of state.views) {
       if (view.here !== undefined && view.here !== i) {
         view.spans[view.here]?.classList.remove("here");
@@ -262,13 +317,29 @@ const limpet = (() => {
     }
   }
 
-  function inspect(i, pin) {
+  // What is known of a position, beside its word: while it is pointed at, or until it is let go.
+  function inspect(i, pin, anchor = null) {
     if (pin) { state.pinned = i; state.hovered = null; } else state.hovered = i;
-    const shown = state.hovered ?? state.pinned;
+    if (anchor && (pin || state.pinned === null)) state.anchor = anchor;
+    const shown = state.pinned ?? state.hovered;
     $("position").hidden = shown === null;
-    $("hint").hidden = shown !== null;
+    $("position").classList.toggle("pinned", state.pinned !== null);
     markHere();
     if (shown !== null) paintPosition(shown);
+  }
+
+  // Under the word, or over it where there is more room; a sheet at the bottom of a narrow screen.
+  function place(panel, anchor) {
+    if (!anchor?.isConnected) return;
+    const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
+    const { offsetWidth: wide, offsetHeight: high } = panel, room = document.documentElement.clientWidth;
+    const below = box.bottom + gap + high <= innerHeight || box.top - gap - high < 0;
+    if (getComputedStyle(panel).position === "fixed") {
+      panel.style.left = panel.style.top = "";
+      return;
+    }
+    panel.style.left = `${scrollX + Math.max(edge, Math.min(box.left, room - wide - edge))}px`;
+    panel.style.top = `${scrollY + (below ? box.bottom + gap : box.top - gap - high)}px`;
   }
 
   function paintPosition(i) {
@@ -276,7 +347,7 @@ const limpet = (() => {
     state.arms.forEach((arm, a) => {
       const frame = frameAt(arm, state.at);
       if (!frame || i >= arm.header.length) return;
-      const side = make("div", `side arm${a % 4}`), now = Math.min(state.at, arm.frames.length - 1);
+      const side = make("div", `side arm${a} ${state.views[a].look.classes}`), now = Math.min(state.at, arm.frames.length - 1);
       const word = (token) => make("span", "word", JSON.stringify(flatWord(arm.words.get(token) ?? "\ufffd")));
       const summary = make("p", "", `${arm.header.arm}: `);
       summary.append(word(frame.input[i]), ` ${describe(arm, i, now)}`);
@@ -291,11 +362,11 @@ const limpet = (() => {
         }
         side.append(list);
       }
-      const history = make("div", "history");
+      const history = make("ol", "history");
       for (let r = 0; r < arm.frames.length;) {
         let end = r;
         while (end + 1 < arm.frames.length && arm.frames[end + 1].input[i] === arm.frames[r].input[i]) end++;
-        const run = make("span", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
+        const run = make("li", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
         run.append(word(arm.frames[r].input[i]));
         for (const name of causes(arm, i, r)) run.append(" ", make("i", classOf(arm, name), name));
         history.append(run);
@@ -304,10 +375,21 @@ const limpet = (() => {
       side.append(history);
       sides.append(side);
     });
-    $("position").replaceChildren(make("h3", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each call`), sides);
-    for (const run of document.querySelectorAll(".history .now")) {
-      run.parentNode.scrollLeft = run.offsetLeft - run.parentNode.offsetLeft - 60;
+    const head = make("div", "head"), button = (words, act) => {
+      const made = Object.assign(make("button", "", words), { type: "button" });
+      made.onclick = act;
+      head.append(made);
+    };
+    head.append(make("h2", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each call`));
+    if (state.pinned === i) {
+      const { arm } = state.views.find((view) => view.spans[i] === state.anchor) ?? state.views[0];
+      const word = arm.words.get(frameAt(arm, state.at)?.input[i]) ?? "";
+      if (state.fix && word) button(`Fix ${JSON.stringify(flatWord(word))} here`, () => { state.fix(arm.header, i, word); inspect(null, true); });
+      button("Close", () => { const { anchor } = state; inspect(null, true); anchor?.parentNode.focus({ preventScroll: true }); });
     }
+    $("position").replaceChildren(head, sides);
+    for (const run of document.querySelectorAll(".history .now")) run.parentNode.scrollTop = run.offsetTop - run.parentNode.offsetTop - 30;
+    place($("position"), state.anchor);
   }
 
   // The marks by which the value that frame r shows came about: what the call before did there, or of marks that nobody
@@ -346,7 +428,7 @@ const limpet = (() => {
     $("timeline").replaceChildren(...charts().map((chart) => {
       const figure = make("figure"), caption = make("figcaption");
       const drawing = svg("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: "chart", role: "img" });
-      state.arms.forEach((_, a) => drawing.append(svg("path", { class: `arm${a % 4}` })));
+      state.views.forEach((view) => drawing.append(svg("path", { class: view.look.classes })));
       drawing.append(svg("line", { x1: 0, x2: 0, y1: 0, y2: 40 }));
       const seek = (event) => {
         if (event.type === "pointermove" && !event.buttons) return;
@@ -355,8 +437,12 @@ const limpet = (() => {
       };
       drawing.addEventListener("pointerdown", seek);
       drawing.addEventListener("pointermove", seek);
+      const axes = make("div", "axes"), up = make("div", "up"), along = make("div", "along");
+      up.append(make("span", "top"), make("span", "", "0"));
+      along.append(make("span", "", "call 1"), make("span", "", frames() > 1 ? `${frames() - 1}` : ""));
+      axes.append(up, drawing, along);
       caption.append(make("span", "", chart.title), make("span", "value"));
-      figure.append(caption, drawing);
+      figure.append(caption, axes);
       return figure;
     }));
   }
@@ -365,9 +451,9 @@ const limpet = (() => {
     const figures = $("timeline").children;
     charts().forEach((chart, c) => {
       const drawing = figures[c].querySelector("svg"), n = frames() - 1;
-      const ends = [];
+      const ends = [], top = Math.max(1e-9, ...state.arms.map(chart.top)); // one scale for all
+      figures[c].querySelector(".top").textContent = chart.text(top);
       state.arms.forEach((arm, a) => {
-        const top = Math.max(1e-9, chart.top(arm));
         const points = arm.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
         drawing.children[a].setAttribute("d", points.map(([v, r], k) =>
           `${k ? "L" : "M"}${(r / n * 100).toFixed(2)} ${(38.5 - 37 * v / top).toFixed(2)}`).join(""));
@@ -438,11 +524,18 @@ const limpet = (() => {
     finish();
   }
 
+  // Nothing more comes: what came can be looked at, and kept.
+  function halt() {
+    if (!state.live) return;
+    state.live = false;
+    finish();
+  }
+
   function finish() {
     state.arms.forEach((arm, a) => {
       const view = state.views[a];
-      view.asText.disabled = arm.text === null;
-      view.asFile.disabled = false;
+      view.asText.disabled = !arm.frames.length || (arm.text === null && !stopped(arm));
+      view.asFile.disabled = arm.frames.length < 2;
       view.scores.replaceChildren(...scoreLine(arm.scores));
     });
     announce();
@@ -459,14 +552,38 @@ const limpet = (() => {
     return parts;
   }
 
-  async function open(files) {
+  // Files to look at, unless something else is wanted by the time that they are read.
+  async function open(files, wanted = () => true) {
     const arms = await Promise.all(files.map(readFile));
+    if (!wanted()) return;
     Object.assign(state, { arms, at: 0, live: false, follow: false });
     build();
     setLetters();
     paintTimeline();
     go(0, false);
     finish();
+    performance.mark("opened");
+  }
+
+  // A word or two on whatever is pointed at or has the focus, where somebody wrote them.
+  function tips() {
+    const tip = $("tip");
+    let of = null;
+    const hide = () => { tip.hidden = true; of?.removeAttribute("aria-describedby"); of = null; };
+    const show = (event) => {
+      const told = event.target.closest?.("[data-tip]");
+      if (!told) return hide();
+      tip.textContent = told.dataset.tip;
+      tip.hidden = false;
+      of?.removeAttribute("aria-describedby");
+      of = event.type === "focusin" ? event.target : told.querySelector("input, select") ?? told;
+      of.setAttribute("aria-describedby", "tip");
+      place(tip, told.querySelector("input, select") ?? told);
+    };
+    document.addEventListener("pointerover", show);
+    document.addEventListener("focusin", show);
+    document.addEventListener("focusout", hide);
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   }
 
   // The tallest any frame needs, kept, so that nothing below moves while frames go by.
@@ -476,12 +593,9 @@ const limpet = (() => {
       go(r, false);
       state.views.forEach((view, a) => { tallest[a] = Math.max(tallest[a], view.text.offsetHeight); });
     }
-    state.views.forEach((view, a) => { view.text.style.height = `${tallest[a]}px`; });
+    state.views.forEach((view, a) => { view.text.style.minHeight = `${tallest[a]}px`; });
     go(now, false);
   }
-
-  // Stop arriving: what came stays, to look at.
-  function halt() { state.live = false; }
 
   function wire() {
     $("first").onclick = () => { pause(); go(0); };
@@ -496,11 +610,14 @@ const limpet = (() => {
       state.colour = $("colour").value;
       $("arms").classList.remove("confidence", "age", "none");
       $("arms").classList.add(state.colour);
+      buildLegend();
       go(state.at);
     };
     $("layout").onchange = () => { $("arms").classList.toggle("grid", $("layout").value === "grid"); };
     $("arms").classList.add(state.colour);
+    $("arms").addEventListener("scroll", markTab, { passive: true });
     document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") inspect(null, true);
       const tag = event.target.tagName, typing = ["INPUT", "SELECT", "TEXTAREA"].includes(tag);
       if (event.altKey || event.ctrlKey || event.metaKey) return;
       if (typing && !(event.target === $("scrub") && event.key === " ")) return; // the scrubber knows its other keys
@@ -516,5 +633,6 @@ const limpet = (() => {
   }
 
   wire();
-  return { begin, extend, end, halt, open, go, fixHeight, state, make, fileOf };
+  tips();
+  return { begin, extend, end, halt, open, go, play, fixHeight, state, make, fileOf, data, narrow, looksOf };
 })();

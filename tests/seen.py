@@ -1,0 +1,21 @@
+"""What a page is to those who look at it: axe-core's findings, and the screens that it must serve."""
+
+import pytest
+
+SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+
+
+def on_screen(tab, width, scheme):
+    tab.set_viewport_size({"width": width, "height": 844 if width < 600 else 900})
+    tab.emulate_media(color_scheme=scheme)
+
+
+def serious(tab):
+    """What axe-core finds that keeps somebody out, with the first places."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: limpet[dev]")
+    found = axe.Axe().run(tab).response["violations"]
+    return [
+        (one["id"], [node["target"] for node in one["nodes"]][:4])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
