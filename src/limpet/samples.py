@@ -77,6 +77,10 @@ class Counted(Wrapped):
         self.calls += 1
         return super().body_told(tokens, t, needed, clean)
 
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        self.calls += 1
+        return super().body_carried(tokens, t, clean, carried)
+
     def head(self, features: Tensor) -> Tensor:
         self.rows += features.shape[:-1].numel()
         return super().head(features)

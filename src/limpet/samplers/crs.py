@@ -79,8 +79,8 @@ class CRS(Native):
         revise = path.free ^ selected if hidden else path.free
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
         ask = self.transition(path, state, revise, eligible if doubted is None else eligible | doubted)
-        clean = visible | ~path.free if path.denoiser.told_clean == "visible" else None
-        features, outcome = path.call(seen, t, ask if doubted is None else replace(ask, against=stored), clean=clean)
+        ask = ask if doubted is None else replace(ask, against=stored)
+        features, outcome = path.call(seen, t, ask, clean=visible | ~path.free)
 
         chosen, tokens = eligible, self.read(path, state, outcome)
         if selecting:
