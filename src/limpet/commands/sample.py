@@ -9,7 +9,9 @@ from typing import Annotated
 
 import tyro
 
+from limpet.canvases import reply
 from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, out, progress
+from limpet.denoisers import Canvas
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
 from limpet.files import write_whole
@@ -35,13 +37,14 @@ def run(
 
     $ limpet sample --n 2 --nfe 32
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --length 1024 --device cuda
+    $ limpet sample --model google/diffusiongemma-26B-A4B-it --prompt "Why is the sky blue?" --precision bfloat16
     $ limpet sample --arm "crs nfe=32 budget=.25"
     $ limpet sample --arm "native top_p=.9" --json > samples.jsonl
     $ limpet sample --n 1 --record crs.limpet
 
     Args:
         nfe: network calls for one sample, unless the arm says otherwise
-        prompt: text that every sample begins with
+        prompt: text that every sample begins with; a model that replies to what is said replies to it
         n: how many samples
         seed: the same seed gives the same samples, whatever the batch size
         batch_size: samples computed at once
@@ -54,6 +57,8 @@ def run(
     for file in (out_file, record):
         if file is not None and not file.absolute().parent.is_dir():
             raise LimpetError(f"{file} cannot be written: the folder {file.absolute().parent} does not exist")
+    if record is not None and prompt is not None and isinstance(denoiser, Canvas):
+        raise LimpetError(f"{denoiser.name} replies in canvases, and a record has room for one: leave out --record")
     tokens = (length or denoiser.length) * n
     begun = time.monotonic()
     with progress(f"{denoiser.name}, {name}", n * sampler.nfe) as tell:
@@ -64,7 +69,10 @@ def run(
             count = "" if selected is None else f" · {selected.float().mean(0).sum():.0f} selected"
             tell(completed=done, detail=f"call {info.call + 1}/{sampler.nfe}{count} · {rate:,.0f} tokens/s")
 
-        samples = sample(denoiser, sampler, n, seed, length, prompt, batch_size=batch_size, progress=watch)
+        if isinstance(denoiser, Canvas) and prompt is not None:
+            samples = reply(denoiser, sampler, n, seed, length, prompt, batch_size, watch)
+        else:
+            samples = sample(denoiser, sampler, n, seed, length, prompt, batch_size=batch_size, progress=watch)
     lines = [jsonlib.dumps(row, ensure_ascii=False) for row in samples.rows()]
     if out_file is not None:
         try:

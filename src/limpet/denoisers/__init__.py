@@ -92,6 +92,22 @@ class Denoiser(ABC):
         return self.head(self.body(tokens, t)).float()
 
 
+class Canvas(Denoiser):
+    """A denoiser of one canvas of a longer text, which is told what stands before it."""
+
+    ends: tuple[int, ...]  # tokens that end a text
+    pad: int  # what stands after its end
+
+    @abstractmethod
+    def after(self, text: Tensor, rows: Tensor | None = None) -> Canvas:
+        """The same for the canvas after more text, (R, P): one row for all samples, or one for each. If it was told of
+        several samples already, `rows` (R,) are those that go on."""
+
+    @abstractmethod
+    def prompt(self, text: str) -> list[int]:
+        """What a user says as the tokens that a reply comes after."""
+
+
 class Wrapped(Denoiser):
     """A denoiser that does and says what another does, until a subclass changes something."""
 

@@ -72,6 +72,9 @@ class EntropyBound(Sampler):
             r, told, state.tokens, seen.outcome(path, tokens), {"accepted": accepted}
         )
 
+    def finished(self, state: State) -> Tensor:
+        return state.memory[3][:, 0]
+
     def time(self, path: Path, state: State) -> float | Tensor:
         """What the denoiser is told: (B,) times where each sample has its own share."""
         return time_of(path, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
