@@ -21,12 +21,10 @@ from limpet.denoisers.duo import MOST_BLOCKS, MOST_LENGTH, MOST_WIDTH, dtype_of
 from limpet.denoisers.tensors import Unread, digest_of, fill
 from limpet.denoisers.text import Tokenizer, read_template
 from limpet.denoisers.timeless import COUNT, FALSE, NUMBER
-from limpet.engine.process import Schedule
+from limpet.engine.process import LINEAR, seen_signal
 from limpet.errors import LimpetError, extra
 
 WHAT = "a DiffusionGemma model"
-LINEAR = Schedule("linear", lambda t: 1 - t, lambda t: torch.full_like(t, -1.0))
-CLEAREST = 0.99  # the most signal whose evidence is taken out of a law: beyond it the network's own error is larger
 KINDS = ("sliding_attention", "full_attention")
 WIDTH = (f"a whole number from 1 to {MOST_WIDTH}", lambda value: type(value) is int and 0 < value <= MOST_WIDTH)
 TOKEN = ("a token's id", lambda value: type(value) is int and 0 <= value < MOST_LENGTH)
@@ -85,7 +83,7 @@ class Gemma(Canvas):
     """The canvas after some text; after nothing but the token that begins one, until told (`after`).
 
     A law holds the evidence of its own token at the level that the whole canvas looks to have: written labels look
-    clean. Taken out of a law is that of at most CLEAREST."""
+    clean."""
 
     predicts, schedule, carries = "posterior", LINEAR, True
     tokenizer: Tokenizer | None
@@ -175,7 +173,7 @@ class Gemma(Canvas):
             return cast(Tensor, (law @ embedding.weight) * embedding.embed_scale.to(law.dtype))
 
     def evidence(self, signal: float | Tensor, clean: Tensor) -> Tensor:
-        return (clean + (1 - clean) * signal).clamp(max=CLEAREST)
+        return seen_signal(signal, clean)
 
     def _nothing(self) -> Any:
         return extra("transformers", "gemma").DynamicCache(config=self.network.config.text_config)
