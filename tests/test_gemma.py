@@ -22,6 +22,7 @@ from limpet.engine.path import generate, open_path, stepped
 from limpet.engine.process import CLEAREST
 from limpet.engine.streams import Stream, canvas_seed
 from limpet.errors import LimpetError
+from limpet.view.trajectory import Trajectory
 from test_check import failed, rows_of
 from test_files import refused
 from test_parts import parted
@@ -283,6 +284,29 @@ def test_the_command_replies(folder: Path, capsys: pytest.CaptureFixture[str]) -
         assert isinstance(model, gemma.Gemma)
         expected = reply(model, samplers.parse(arm)[1], 2, length=32, prompt="Why?")
         assert [row["tokens"] for row in rows] == expected.tokens.tolist()
+
+
+def test_a_path_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours: gemma.Gemma) -> None:
+    """A canvas after nothing, told of each call before; of a reply's canvases there is no one record."""
+    record = tmp_path / "x.limpet"
+    given = [
+        "sample",
+        "--model",
+        str(folder),
+        "--n",
+        "1",
+        "--device",
+        "cpu",
+        "--precision",
+        "float32",
+        "--record",
+        str(record),
+    ]
+    for arm, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
+        assert cli.main([*given, "--arm", arm]) == 0
+        expected = limpet.sample(ours, sampler, n=1).tokens[0]
+        assert Trajectory.load(record).frames[-1].state.tolist() == expected.tolist()
+    assert cli.main([*given, "--prompt", "Why?"]) == 2
 
 
 # Conformance

@@ -182,10 +182,13 @@ class Path:
 
     def _body(self, seen: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
         """The body, told which tokens are clean if it is a model that hears that, and of labels only if it wants to."""
-        model, given = self.denoiser, ~self.free
-        clean = given if clean is None else clean & given if model.told_clean == "given" else clean
+        model = self.denoiser
+        if model.told_clean == "nothing":
+            clean = None
+        elif clean is None or model.told_clean == "given":
+            clean = ~self.free if clean is None else clean & ~self.free
         if model.carries:  # all of it is needed, if only by the next call
-            return model.body_carried(seen, t, None if model.told_clean == "nothing" else clean, self._carried())
+            return model.body_carried(seen, t, clean, self._carried())
         return (
             model.body_at(seen, t, needed) if model.told_clean == "nothing" else model.body_told(seen, t, needed, clean)
         )
