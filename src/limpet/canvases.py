@@ -109,6 +109,6 @@ def _written(
 
 def ended(tokens: Tensor, ends: tuple[int, ...], pad: int) -> tuple[Tensor, Tensor]:
     """(B, L) a canvas with all after its first end padded, and (B,) bool: where there was none."""
-    is_end = torch.isin(tokens, torch.tensor(ends, device=tokens.device))
+    is_end = torch.isin(tokens, torch.tensor(ends, dtype=torch.long, device=tokens.device))
     after = is_end.cumsum(-1) - is_end.long() > 0
     return tokens.masked_fill(after, pad), ~is_end.any(-1)

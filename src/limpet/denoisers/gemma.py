@@ -27,8 +27,8 @@ from limpet.errors import LimpetError, extra
 WHAT = "a DiffusionGemma model"
 KINDS = ("sliding_attention", "full_attention")
 WIDTH = (f"a whole number from 1 to {MOST_WIDTH}", lambda value: type(value) is int and 0 < value <= MOST_WIDTH)
-TOKEN = ("a token's id", lambda value: type(value) is int and 0 <= value < MOST_LENGTH)
-ENDS = ("one or some tokens' ids", lambda value: all(map(TOKEN[1], value if isinstance(value, list) else [value])))
+TOKEN = ("a token's id or null", lambda value: value is None or (type(value) is int and 0 <= value < MOST_LENGTH))
+ENDS = ("tokens' ids or null", lambda value: all(map(TOKEN[1], value if isinstance(value, list) else [value])))
 OVERRIDES = ("head_dim", "num_key_value_heads")
 ROPE: dict[str, Callable[[Any], bool]] = {
     "rope_theta": NUMBER[1],
@@ -101,8 +101,8 @@ class Gemma(Canvas):
         self.network, self.name, self.tokenizer, self.template = network, name, tokenizer, template
         text = network.config.text_config
         self.vocab_size, self.length = int(text.vocab_size), int(network.config.canvas_length)
-        own = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
-        self.ends, self.pad, self.begin = ends or tuple(own), text.pad_token_id or 0, text.bos_token_id
+        self.ends = ids_of(text.eos_token_id) if ends is None else ends
+        self.pad, self.begin = text.pad_token_id or 0, text.bos_token_id
         self.precision = str(network.dtype).removeprefix("torch.")
         parameters = dict(network.named_parameters())
         counts = [parameter.numel() for parameter in parameters.values()]
@@ -139,7 +139,8 @@ class Gemma(Canvas):
             return [*([] if self.begin is None else [self.begin]), *self.tokenizer.encode(text)]
         render = extra("transformers.utils.chat_template_utils", "gemma").render_jinja_template
         written = {f"{name}_token": self.tokenizer.written(one) for name, one in
-                   (("bos", self.begin), ("eos", self.ends[0]), ("pad", self.pad)) if one is not None}  # fmt: skip
+                   (("bos", self.begin), ("eos", next(iter(self.ends), None)), ("pad", self.pad))
+                   if one is not None}  # fmt: skip
         try:
             said, _ = render([[{"role": "user", "content": text}]], chat_template=self.template,
                              add_generation_prompt=True, **written)  # fmt: skip
@@ -230,15 +231,24 @@ def make(folder: Path | None = None, *, device: torch.device | str | None = None
         ) from error
     filled(network, state, path, place)
     tokenizer, reason = files.find_tokenizer(path.parent, settings.text_config.vocab_size)
-    spoken = files.read_config(path.parent, {"eos_token_id": ENDS}, WHAT, "generation_config.json").get("eos_token_id")
+    spoken = files.read_config(path.parent, {"eos_token_id": ENDS}, WHAT, "generation_config.json")
+    ends = ids_of(spoken.get("eos_token_id")) or ids_of(settings.text_config.eos_token_id)
+    beyond = [one for one in (*ends, settings.text_config.bos_token_id, settings.text_config.pad_token_id)
+              if one is not None and one >= settings.text_config.vocab_size]  # fmt: skip
+    if beyond:
+        raise LimpetError(f"{path.parent} begins, ends or pads a text with {beyond[0]}, which is no token of its model")
     return Gemma(
         network,
         name=str(folder),
         tokenizer=tokenizer,
         template=read_template(path.parent),
-        ends=None if spoken is None else tuple(spoken) if isinstance(spoken, list) else (spoken,),
+        ends=ends,
         info={"file": str(path), "weights": "as stored", "tokenizer": reason},
     )
+
+
+def ids_of(said: int | list[int | None] | None) -> tuple[int, ...]:
+    return tuple(one for one in (said if isinstance(said, list) else [said]) if one is not None)
 
 
 def filled(network: Any, state: Mapping[str, Unread], path: Path, device: torch.device) -> None:
