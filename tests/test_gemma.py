@@ -320,6 +320,12 @@ def test_conformance(folder: Path, precision: str) -> None:
     assert check.verdict(model, rows).endswith("0 failed")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", samplers.available())
+def test_every_sampler_keeps_the_contract_on_it(ours: gemma.Gemma, name: str) -> None:
+    assert not failed(list(check.arm_rows(ours, name, nfe=6)))
+
+
 def test_prefixes_hold_and_calls_are_counted(ours: gemma.Gemma) -> None:
     for sampler in (Native(nfe=5), CRS(nfe=5), Mend(nfe=5)):
         out = limpet.sample(ours, sampler, n=3, prefix="The ", seed=3)

@@ -169,6 +169,12 @@ def test_it_saves_and_loads(tmp_path: Path) -> None:
 def test_a_setting_that_it_does_not_take_is_one_sentence() -> None:
     with pytest.raises(LimpetError, match="crs has budget -1; it takes"):
         CommittedRevealScheduler(budget=-1)
+    with pytest.raises(LimpetError, match="has no knob 'budgt'; did you mean budget"):
+        CommittedRevealScheduler(budgt=1)
+    for seed in ("8200", -1, 2**64, 1.5):
+        with pytest.raises(LimpetError, match=r"seed is .*; it takes a whole number from 0"):
+            CommittedRevealScheduler(seed=seed)
+    assert CommittedRevealScheduler(9, 5).walked.nfe == 9
     with pytest.raises(LimpetError, match="crs has nfe 1; it takes"):
         CommittedRevealScheduler().set_timesteps(1)
     with pytest.raises(LimpetError, match="step 3 of a canvas came after 0 steps"):

@@ -15,13 +15,15 @@ from torch import Tensor
 from limpet.denoisers import Denoiser
 from limpet.engine.path import State, open_path
 from limpet.engine.process import LINEAR, seen_signal
-from limpet.engine.streams import Stream, canvas_seed
+from limpet.engine.streams import SEEDS, Stream, canvas_seed
 from limpet.errors import LimpetError, extra
 from limpet.samplers import CRS, Mend
-from limpet.samplers.knobs import knobs
+from limpet.samplers.knobs import knobs, known
 
 diffusers = extra("diffusers", "diffusers")
 outputs, configuration = extra("diffusers.utils", "diffusers"), extra("diffusers.configuration_utils", "diffusers")
+
+RUN = {"num_inference_steps": 48, "seed": None}  # what a scheduler is told beside its sampler's knobs
 
 
 @dataclass
@@ -58,15 +60,18 @@ class Said(Denoiser):
 
 def _signature(kind: type[CRS]) -> inspect.Signature:
     """Of `__init__`, for diffusers, which reads off it what is saved and loaded: the sampler's knobs."""
-    given = {"num_inference_steps": 48, "seed": None}
-    given |= {name: knob.default for name, knob in knobs(kind).items() if name != "nfe"}
+    given = {**RUN, **{name: knob.default for name, knob in knobs(kind).items() if name != "nfe"}}
     place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([inspect.Parameter("self", place), *(
         inspect.Parameter(name, place, default=default) for name, default in given.items())])  # fmt: skip
 
 
 def _configured(kind: type[CRS]) -> Any:
-    def init(self: Any, **given: Any) -> None:
+    def init(self: Any, *values: Any, **given: Any) -> None:
+        known(kind, {name: value for name, value in given.items() if name not in RUN}, type(self).__name__)
+        seed = self.config.seed
+        if seed is not None and not (type(seed) is int and 0 <= seed < SEEDS):
+            raise LimpetError(f"seed is {seed!r}; it takes a whole number from 0, of at most 64 bits, or None")
         self.begin_run(self.config.num_inference_steps)
 
     init.__signature__ = _signature(kind)  # type: ignore[attr-defined]
