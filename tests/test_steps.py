@@ -87,6 +87,23 @@ def test_a_million_draws(backend: Backend, name: str) -> None:
 
 
 @every_backend
+def test_each_sample_may_hold_evidence_of_another_signal(backend: Backend) -> None:
+    """All samples at once, each with its own, are as each alone; the transition keeps its signal."""
+    generator = torch.Generator().manual_seed(4)
+    tokens, seen = (torch.randint(9, (4, 12), generator=generator) for _ in range(2))
+    features = 3 * torch.randn(4, 12, 9, generator=generator)
+    signals = torch.tensor([0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    case = case_of(tokens, 9, seen=seen, convert=True, signal_t=0.3)
+    together = step(backend, features, case.but(convert=True, seen=seen, signal=signals))
+    apart = [step(backend, features, case.but(convert=True, seen=seen, signal=float(one))) for one in signals]
+    for row, alone in enumerate(apart):
+        assert torch.equal(together.tokens[row], alone.tokens[row])
+        assert torch.equal(together.top[row], alone.top[row])
+        assert torch.allclose(together.deficit[row], alone.deficit[row], atol=1e-6)
+    assert len({str(one.deficit[0].tolist()) for one in apart}) == 4
+
+
+@every_backend
 @pytest.mark.parametrize(("signal_t", "signal_s", "top_p"), [(0.3, 0.6, 1.0), (0.6, 1.0, 1.0), (0.3, 0.6, 0.6)])
 def test_a_million_draws_of_a_model_that_predicts_a_posterior(
     backend: Backend, signal_t: float, signal_s: float, top_p: float

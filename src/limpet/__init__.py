@@ -1,5 +1,6 @@
 """limpet: the laboratory and the fast sampler for uniform-state discrete diffusion language models."""
 
+from limpet.canvases import reply
 from limpet.compare import Comparison, compare
 from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
@@ -30,6 +31,6 @@ __version__ = "0.2.0"
 __all__ = [
     "CRS", "DDIM", "BlockRefinement", "Comparison", "Denoiser", "EntropyBound", "GIDDAdaptive", "GIDDCorrection",
     "Gibbs", "Guided", "Info", "LimpetError", "Mend", "Native", "Path", "Psi", "Sampler", "Samples", "State",
-    "Transition", "Trapezoidal", "coins", "compare", "generate", "knob", "load", "load_judge", "process", "sample",
-    "selector", "support",
+    "Transition", "Trapezoidal", "coins", "compare", "generate", "knob", "load", "load_judge", "process", "reply",
+    "sample",    "selector", "support",
 ]  # fmt: skip

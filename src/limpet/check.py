@@ -71,20 +71,26 @@ class Alone(Wrapped):
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
-        self.known: dict[tuple[bytes, float, bytes], Tensor] = {}
+        self.known: dict[tuple[float, bytes, bytes, bytes], Tensor] = {}
 
-    def body(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None = None) -> Tensor:
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return self.body_carried(tokens, t, None, None)
+
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
         times = torch.as_tensor(t, dtype=torch.float64).expand(len(tokens)).tolist()
-        told = [None if clean is None else clean[i : i + 1] for i in range(len(tokens))]
-        return torch.cat([self._row(tokens[i : i + 1], times[i], told[i]) for i in range(len(tokens))])
+        told, brought = ([None] * len(times) if part is None else torch.split(part, 1) for part in (clean, carried))
+        return torch.cat(list(map(self._row, times, torch.split(tokens, 1), told, brought)))
 
-    def _row(self, row: Tensor, t: float, clean: Tensor | None) -> Tensor:
-        key = row.cpu().numpy().tobytes(), t, b"" if clean is None else clean.cpu().numpy().tobytes()
+    def _row(self, t: float, row: Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        key = t, _bytes(row), _bytes(clean), _bytes(carried)
         if key not in self.known:
             if len(self.known) == REMEMBERED:
                 self.known.clear()
             inner = self.inner
-            body = inner.body(row, t) if clean is None else inner.body_told(row, t, lambda: None, clean)
+            if inner.carries:
+                body = inner.body_carried(row, t, clean, carried)
+            else:
+                body = inner.body(row, t) if clean is None else inner.body_told(row, t, lambda: None, clean)
             self.known[key] = inner.head(body)
         return self.known[key]
 
@@ -92,7 +98,7 @@ class Alone(Wrapped):
         return self.body_told(tokens, t, needed, None)
 
     def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
-        logits, index = self.body(tokens, t, clean), needed()
+        logits, index = self.body_carried(tokens, t, clean, None), needed()
         if index is None:
             return logits
         unasked = torch.ones_like(tokens, dtype=torch.bool).flatten().index_fill(0, index.long(), False)
@@ -100,6 +106,10 @@ class Alone(Wrapped):
 
     def head(self, features: Tensor) -> Tensor:
         return features
+
+
+def _bytes(tensor: Tensor | None) -> bytes:
+    return b"" if tensor is None else tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def length_of(model: Denoiser) -> int:
@@ -378,7 +388,7 @@ def _calls(subject: Subject) -> Claims:
 
 def _states(subject: Subject) -> Claims:
     size, kinds = subject.model.vocab_size, [part.dtype for part in subject.plain.states[0].memory]
-    for call, tokens, memory in subject.plain.states:
+    for call, tokens, memory, _ in subject.plain.states:
         shapes = [tuple(tokens.shape), *(tuple(part.shape[:2]) for part in memory)]
         yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must begin with {subject.shape}"
         inside = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size

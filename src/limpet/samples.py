@@ -105,6 +105,10 @@ class Counted(Wrapped):
         self.calls += 1
         return super().body_told(tokens, t, needed, clean)
 
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        self.calls += 1
+        return super().body_carried(tokens, t, clean, carried)
+
     def head(self, features: Tensor) -> Tensor:
         self.rows += features.shape[:-1].numel()
         return super().head(features)
@@ -134,11 +138,7 @@ def sample(
     seed, so that shards of one set can be made apart. progress: True for a bar, or a function told after every call."""
     sampler = CRS() if sampler is None else sampler
     check(model)
-    if n < 1:
-        raise LimpetError(f"n is {n}; ask for at least one sample")
-    if batch_size is not None and batch_size < 1:
-        raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    check_stream(seed, first, n)
+    reachable(n, seed, first, batch_size)
     fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
     for part in replay or ():
         if part.shape != fixed.shape:
@@ -150,7 +150,7 @@ def sample(
     counted = Counted(model)
     ends: list[State] = []
     selected: list[Tensor] = []
-    with _watcher(progress) as watch, torch.inference_mode():
+    with watcher(progress) as watch, torch.inference_mode():
         for start in range(0, n, batch_size):
             rows = slice(start, min(n, start + batch_size))
             stream = Stream(seed, torch.arange(first + rows.start, first + rows.stop, device=model.device))
@@ -179,7 +179,12 @@ def sample(
     )
 
 
-def check_stream(seed: int, first: int, n: int) -> None:
+def reachable(n: int, seed: int, first: int, batch_size: int | None) -> None:
+    """Raise unless there are such samples, and they can be computed in such batches."""
+    if n < 1:
+        raise LimpetError(f"n is {n}; ask for at least one sample")
+    if batch_size is not None and batch_size < 1:
+        raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
     if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
         raise LimpetError(
             f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
@@ -267,7 +272,7 @@ def _check_token(model: Denoiser, token: int) -> None:
 
 
 @contextmanager
-def _watcher(progress: bool | Watcher) -> Iterator[Watcher]:
+def watcher(progress: bool | Watcher) -> Iterator[Watcher]:
     if callable(progress):
         yield progress
     elif not progress:

@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+from limpet.canvases import reply
 from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, progress, show
 from limpet.commands import out as printer
 from limpet.commands.study import On, clock, placed
+from limpet.denoisers import Canvas
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
 from limpet.files import read_prompts, write_whole
@@ -56,6 +58,7 @@ def run(
 
     $ limpet sample --n 2 --nfe 32
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --length 1024 --device cuda
+    $ limpet sample --model google/diffusiongemma-26B-A4B-it --prompt "Why is the sky blue?" --precision bfloat16
     $ limpet sample --arm "crs nfe=32 budget=.25" --fix "12= sea" --fix "20= the sand"
     $ limpet sample --arm "native top_p=.9" --json > samples.jsonl
     $ limpet sample --n 1 --record crs.limpet
@@ -65,7 +68,7 @@ def run(
 
     Args:
         nfe: network calls for one sample, unless the arm says otherwise
-        prompt: text that every sample begins with
+        prompt: text that every sample begins with; a model that replies to what is said replies to it
         prompts: a file of prompts, --n samples of each: one a line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, words that stand from that token on, 12= sea say; digits are ids (12=345,6) unless they
             stand in double quotes; several times for several
@@ -104,6 +107,11 @@ def run(
     for file in (out, record):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise LimpetError(f"{file} cannot be written: the folder {Path(file).absolute().parent} does not exist")
+    replies = isinstance(denoiser, Canvas) and bool(given)
+    if replies and (prompts is not None or fix or record is not None):
+        raise LimpetError(
+            f"{denoiser.name} replies to one prompt, in canvases: leave out --prompts, --fix and --record"
+        )
     prefix = [one for one in given for _ in range(n)] or None
     total, fixed = n * max(1, len(given)), spelled(denoiser, words.items(), length or denoiser.length)
     tokens = (length or denoiser.length) * total
@@ -116,7 +124,10 @@ def run(
             count = "" if selected is None else f" · {selected.float().mean(0).sum():.0f} selected"
             tell(completed=done, detail=f"call {info.call + 1}/{sampler.nfe}{count} · {rate:,.0f} tokens/s")
 
-        samples = sample(denoiser, sampler, total, seed, length, prefix, fixed, batch_size, watch)
+        if isinstance(denoiser, Canvas) and given:
+            samples = reply(denoiser, sampler, n, seed, length, given[0], batch_size, watch)
+        else:
+            samples = sample(denoiser, sampler, total, seed, length, prefix, fixed, batch_size, watch)
     lines = bulk.json_lines(samples).decode()
     if out is not None:
         try:

@@ -45,6 +45,7 @@ class Denoiser(ABC):
     schedule: Schedule = LOG_LINEAR
     tokenizer: Tokenizer | None = None
     told_clean: ToldClean = "nothing"  # where `body_told` hears that tokens are clean: nowhere, given ones, labels too
+    carries: bool = False  # whether each call is told of the call before it (self-conditioning), by `carry`
     precision: str = "float32"  # what it computes in
     info: Mapping[str, Any] = MappingProxyType({})  # what else is worth knowing of it: where it came from, its sizes
 
@@ -67,6 +68,21 @@ class Denoiser(ABC):
         called only of a model that says so with `told_clean`."""
         return self.body_at(tokens, t, needed)
 
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        """`body_told`, everywhere, of a model that is also told what `carry` made of the call before, (B, L, E); None
+        in the first call of a path. It is called only of a model that says so with `carries`."""
+        return self.body_told(tokens, t, lambda: None, clean)
+
+    def carry(self, logits: Tensor) -> Tensor:
+        """(R, V) logits of a call, at the temperature that they were read at -> (R, E), what the next call is told."""
+        return logits
+
+    def evidence(self, signal: float | Tensor, clean: Tensor) -> float | Tensor:
+        """Of a model that predicts a posterior: the signal whose evidence of its own token each law holds, for all or
+        (B,), where the transition's is `signal`. A model that is told no time reads that off the tokens, of which the
+        share `clean` (B,) is known to hold no noise."""
+        return signal
+
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:
         """(..., D) features -> (..., V) logits."""
@@ -74,6 +90,22 @@ class Denoiser(ABC):
     def logits(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         """(B, L), one time or (B,) times -> (B, L, V) float32."""
         return self.head(self.body(tokens, t)).float()
+
+
+class Canvas(Denoiser):
+    """A denoiser of one canvas of a longer text, which is told what stands before it."""
+
+    ends: tuple[int, ...]  # tokens that end a text
+    pad: int  # what stands after its end
+
+    @abstractmethod
+    def after(self, text: Tensor, rows: Tensor | None = None) -> Canvas:
+        """The same for the canvas after more text, (R, P): one row for all samples, or one for each. If it was told of
+        several samples already, `rows` (R,) are those that go on."""
+
+    @abstractmethod
+    def prompt(self, text: str) -> list[int]:
+        """What a user says as the tokens that a reply comes after."""
 
 
 class Wrapped(Denoiser):
@@ -96,6 +128,15 @@ class Wrapped(Denoiser):
 
     def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
         return self.inner.body_told(tokens, t, needed, clean)
+
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        return self.inner.body_carried(tokens, t, clean, carried)
+
+    def carry(self, logits: Tensor) -> Tensor:
+        return self.inner.carry(logits)
+
+    def evidence(self, signal: float | Tensor, clean: Tensor) -> float | Tensor:
+        return self.inner.evidence(signal, clean)
 
     def head(self, features: Tensor) -> Tensor:
         return self.inner.head(features)

@@ -44,6 +44,7 @@ FAMILIES = {  # what makes a model of a folder, by the model_type of its config.
     "sdllm-duo": "limpet.denoisers.duo:make",
     "gidd": "limpet.denoisers.gidd:make",
     "sumi": "limpet.denoisers.sumi:make",
+    "diffusion_gemma": "limpet.denoisers.gemma:make",
 }
 MINIS = Path(__file__).parents[1] / "minis"
 PREFIX = re.compile(r"^(?:module\.|model\.|_orig_mod\.|backbone\.)+")
@@ -109,7 +110,9 @@ def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | N
     builtin = MINIS / text if re.fullmatch(r"[\w-]+", text) else None
     is_hub = builtin is None and not path.exists() and path.suffix not in (".ckpt", ".safetensors", ".pt")
     if is_hub and HUB_NAME.fullmatch(text):
-        folder = hub_folder(text, revision, ("config.json", "model.safetensors"), ("*.safetensors", "*.json", "*.txt"))
+        folder = hub_folder(
+            text, revision, ("config.json", "model.safetensors"), ("*.safetensors", "*.json", "*.txt", "*.jinja")
+        )
         return Found(text, folder, f"hub, commit {folder.name}")
     if revision is not None:
         raise LimpetError(f"revision {revision!r} is for names on the hub, and {text!r} is not one: leave it out")
@@ -216,9 +219,11 @@ def write_folder(folder: Path, config: object, tokenizer: Tokenizer | None, stat
     write_tensors(folder / "model.safetensors", state)
 
 
-def read_config(folder: Path, takes: Takes | None = None, what: str = "a model") -> dict[str, Any]:
+def read_config(
+    folder: Path, takes: Takes | None = None, what: str = "a model", name: str = "config.json"
+) -> dict[str, Any]:
     """config.json, for what the tensors cannot tell; {} where there is none. A family says what its fields take."""
-    path = folder / "config.json"
+    path = folder / name
     try:
         config = {}
         if path.exists():
@@ -230,8 +235,14 @@ def read_config(folder: Path, takes: Takes | None = None, what: str = "a model")
         raise LimpetError(f"{path} is not JSON ({error}): fetch or copy it again") from error
     if not isinstance(config, dict):
         raise LimpetError(f"{path} holds a {type(config).__name__}, not a model's settings: fetch or copy it again")
-    every: Takes = {"model_type": ("a text", lambda value: isinstance(value, str)), **(takes or {})}
-    for field, (taken, accepts) in every.items():
+    return checked(
+        config, {"model_type": ("a text", lambda value: isinstance(value, str)), **(takes or {})}, path, what
+    )
+
+
+def checked(config: dict[str, Any], takes: Takes, path: Path, what: str) -> dict[str, Any]:
+    """The settings that stand in a file, if each field that it has takes what is there."""
+    for field, (taken, accepts) in takes.items():
         if field in config and not accepts(config[field]):
             raise LimpetError(f"{path} has {field} {config[field]!r}, and {what} takes {taken}")
     return config

@@ -20,6 +20,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 LARGEST = 64 << 20  # bytes of a tokenizer's file
+TEMPLATE = 1 << 20  # of a chat template
 GROWTH = 4096  # letters that may come of one
 GPT2_SIZE = 50257  # its own ids; the released Duo has one more, [PAD]
 BERT_SIZE = 30522  # ids of bert-base-uncased, which UDLM was trained with
@@ -68,6 +69,10 @@ class Tokenizer:
         with _answerable("the tokenizer cannot write a text", "put another beside the model"):
             return self._tokens.decode(heard, skip_special_tokens=False)
 
+    def written(self, token: int) -> str:
+        """What one id is written as; nothing where it has no text."""
+        return self._tokens.id_to_token(token) or ""
+
     def silent(self, ids: Iterable[int]) -> int:
         """How many of these ids leave no trace in the text."""
         return sum(self._is_silent(int(i)) for i in ids)
@@ -99,6 +104,24 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer | N
         else:
             return None
         return Tokenizer(tokens, vocab_size)
+
+
+def read_template(folder: Path) -> str | None:
+    """How a conversation is written for a model, in Jinja's language, from a folder; None where it does not say."""
+    try:
+        if (folder / "chat_template.jinja").exists():
+            with opened(folder / "chat_template.jinja", TEMPLATE) as file:
+                return file.read().decode("utf-8")
+        if (folder / "tokenizer_config.json").exists():
+            with opened(folder / "tokenizer_config.json", LARGEST) as file:
+                about = json.loads(file.read().decode("utf-8"))
+            said = about.get("chat_template") if isinstance(about, dict) else None
+            return said if isinstance(said, str) and len(said) <= TEMPLATE else None
+    except (ValueError, OSError, RecursionError) as error:
+        if isinstance(error, LimpetError):
+            raise
+        raise LimpetError(f"the chat template in {folder} cannot be read ({error}): fetch or copy it again") from error
+    return None
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,12 +24,20 @@ if TYPE_CHECKING:
 HALVINGS = 52  # of an interval of times: as many as a float64 has digits
 
 
+class Made(NamedTuple):
+    """What a call made: features at every position, and the temperature at which its laws were read."""
+
+    values: Tensor  # (B, L, D)
+    temperature: float
+
+
 class State(NamedTuple):
     """What a path carries from call to call."""
 
     call: int  # how many calls have been made
     tokens: Tensor  # (B, L) the mutable noisy state x_t; after the last call, the output
     memory: tuple[Tensor, ...] = ()  # (B, L) each: the sampler's own
+    made: Made | None = None  # by the last call, for a model that the next one tells of it
 
 
 class Info(NamedTuple):
@@ -47,7 +55,6 @@ class Features(NamedTuple):
 
     values: Tensor  # (B, L, D)
     input: Input
-    signal: Tensor | None = None  # (B,) where each sample was told a time of its own
 
 
 class Blend(NamedTuple):
@@ -67,6 +74,7 @@ class Path:
     fixed: Tensor  # (B, L) given tokens, -1 where the position is free
     backend: Backend
     trace: bool = False  # look at every law and draw every state, also where the sampler itself does not need them
+    last: list[Made | None] = field(default_factory=list)  # while a call is made (`stepped`): what the one before made
 
     def __post_init__(self) -> None:
         check(self.denoiser)
@@ -115,20 +123,21 @@ class Path:
         *transitions: Transition,
         blend: Blend | None = None,
         clean: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> tuple[Any, ...]:
         """One call of the denoiser on `seen` (B, L) -> its `Features`, and an `Outcome` for each transition.
 
         Transitions are planned before the body runs, so that it runs only where one of them needs it; without any it
         runs everywhere, for a sampler that reads the laws itself. Such a one may tell each sample its own time (B,).
-        `clean` (B, L) bool is where `seen` holds no noise, for models that are told: unless said, the given tokens."""
-        each = self.denoiser.schedule.signal(t) if isinstance(t, Tensor) else None
-        if each is not None and transitions:
+        `clean` (B, L) bool is where `seen` holds no noise: unless said, the given tokens. `temperature` is the one at
+        which the sampler reads the laws, for models that are told of their last call."""
+        if isinstance(t, Tensor) and transitions:
             raise LimpetError("a transition has the coins of one time: tell all samples the same, or read the laws")
         told = float(t[0]) if isinstance(t, Tensor) else t
-        model, input = self.denoiser, self._input(seen, told)
+        model, input = self.denoiser, self.shown(seen, t, clean)
         asked = len(transitions)
         if self.trace:
-            transitions = transitions or (self._look(input),)  # whoever watches is told of this call too
+            transitions = transitions or (self._look(input, told),)  # whoever watches is told of this call too
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
         plans = [self.backend.plan(transition, input) for transition in transitions]
         values = self._body(seen, t, lambda: _union([plan.needed() for plan in plans]), clean)
@@ -137,21 +146,29 @@ class Path:
                 f"{model.name} made features of shape {tuple(values.shape)} at t = {told:g} from tokens "
                 f"of shape {tuple(seen.shape)}; its body must give (batch, length, width)"
             )
+        if model.carries and self.last:
+            self.last[:] = [Made(values, temperature)]
         head, read = self._head, values
         if blend is not None:
             head, read = partial(self._blended, blend.weight), torch.cat([values, blend.values], -1)
-        return Features(values, input, each), *[self.backend.advance(head, read, plan) for plan in plans][:asked]
+        return Features(values, input), *[self.backend.advance(head, read, plan) for plan in plans][:asked]
 
     def laws(
-        self, features: Features, rows: Tensor, temperature: float = 1.0, call: int | None = None
+        self,
+        features: Features,
+        rows: Tensor,
+        temperature: float = 1.0,
+        call: int | None = None,
+        predicted: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The log laws, up to a constant, at rows (R, 2) of samples and positions that the call needed: some rows and
-        their (r, V), in pieces that bound memory. With the number of the call, a law that is none is an error."""
-        values, input, each = features
+        their (r, V), in pieces that bound memory. With the number of the call, a law that is none is an error. Laws are
+        leave-one-out, unless they are wanted as the model predicts them."""
+        values, input = features
+        input = input._replace(convert=input.convert and not predicted)
         for some, said in steps.pieces(self._head, values, rows, input.vocab_size):
             sample, position = some.unbind(-1)
-            own = input if each is None else input._replace(signal=each[sample])  # type: ignore[arg-type]
-            log_law = steps.log_law(said, input.tokens[sample, position], own, temperature)
+            log_law = steps.log_law(said, input.tokens[sample, position], steps.of_rows(input, sample), temperature)
             if call is not None and not (sound := log_law.amax(-1).isfinite()).all():
                 row, place = some[(~sound).nonzero()[0, 0]].tolist()
                 raise steps.no_law(input, call, row * input.tokens.shape[1] + place)
@@ -161,25 +178,43 @@ class Path:
         """Raise if a law was none in a call that nobody has waited for."""
         call, place = self.alarm.tolist()
         if call >= 0:
-            raise steps.no_law(self._input(self.fixed, 1.0), call, place)
+            raise steps.no_law(self.shown(self.fixed, 1.0), call, place)
 
     def _body(self, seen: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
         """The body, told which tokens are clean if it is a model that hears that, and of labels only if it wants to."""
         model = self.denoiser
         if model.told_clean == "nothing":
-            return model.body_at(seen, t, needed)
-        given = ~self.free
-        clean = given if clean is None else clean & given if model.told_clean == "given" else clean
-        return model.body_told(seen, t, needed, clean)
+            clean = None
+        elif clean is None or model.told_clean == "given":
+            clean = ~self.free if clean is None else clean & ~self.free
+        if model.carries:  # all of it is needed, if only by the next call
+            return model.body_carried(seen, t, clean, self._carried())
+        return (
+            model.body_at(seen, t, needed) if model.told_clean == "nothing" else model.body_told(seen, t, needed, clean)
+        )
 
-    def _input(self, seen: Tensor, t: float) -> Input:
-        model = self.denoiser
-        convert = model.predicts == "posterior"
-        return Input(seen, self.signal(t), model.vocab_size, convert, self.stream, self.alarm, model.name)
+    def _carried(self) -> Tensor | None:
+        """(B, L, E): what a model is told of its last call, made of its laws in bounded pieces."""
+        made = self.last[-1] if self.last else None
+        if made is None:
+            return None
+        every = torch.ones_like(self.fixed).nonzero()
+        said = steps.pieces(self._head, made.values, every, self.denoiser.vocab_size)
+        soft = torch.cat([self.denoiser.carry(logits / made.temperature) for _, logits in said])
+        return soft.view(*self.fixed.shape, -1)
 
-    def _look(self, input: Input) -> Transition:
+    def shown(self, seen: Tensor, t: float | Tensor, clean: Tensor | None = None) -> Input:
+        """What a call shows the denoiser, and how what it says is to be read: of a posterior, which signal's evidence
+        is in it."""
+        model, convert = self.denoiser, self.denoiser.predicts == "posterior"
+        signal = model.schedule.signal(t) if isinstance(t, Tensor) else self.signal(t)
+        if convert:
+            signal = model.evidence(signal, (~self.free if clean is None else clean).double().mean(-1))
+        return Input(seen, signal, model.vocab_size, convert, self.stream, self.alarm, model.name)
+
+    def _look(self, input: Input, t: float) -> Transition:
         """A transition that goes nowhere."""
-        return Transition(0, input.tokens, self.nowhere, self.free, nested(input.signal, 0.0))
+        return Transition(0, input.tokens, self.nowhere, self.free, nested(self.signal(t), 0.0))
 
     def _head(self, features: Tensor) -> Tensor:
         logits = self.denoiser.head(features)
@@ -210,11 +245,18 @@ def generate(sampler: Sampler, path: Path, state: State | None = None) -> Iterat
     state = sampler.begin(path) if state is None else state
     while state.call < sampler.nfe:
         due = state.call + 1
-        state, info = sampler.step(path, state)
+        state, info = stepped(sampler, path, state)
         if state.call != due:
             raise LimpetError(f"{sampler.name} says that {state.call} calls were made after call {due}: count them")
         yield state, info
     path.sound()
+
+
+def stepped(sampler: Sampler, path: Path, state: State) -> tuple[State, Info]:
+    """One step of a sampler; the state takes along what its call made, so that another path may go on from it."""
+    path.last[:] = [state.made]
+    after, info = sampler.step(path, state)
+    return after._replace(made=path.last.pop()), info
 
 
 def _union(needed: list[Tensor | None]) -> Tensor | None:
@@ -237,9 +279,10 @@ def check(denoiser: Denoiser) -> None:
         "predicts": ('"leave-one-out" or "posterior"', lambda value: value in ("leave-one-out", "posterior")),
         "schedule": ("a limpet.process.Schedule", lambda value: isinstance(value, Schedule)),
         "told_clean": ('"nothing", "given" or "visible"', lambda value: value in ("nothing", "given", "visible")),
+        "carries": ("true or false", lambda value: type(value) is bool),
         "precision": ("a text, such as float32", lambda value: isinstance(value, str) and value),
     }
-    for field, (words, good) in takes.items():
-        value = getattr(denoiser, field, None)
+    for name, (words, good) in takes.items():
+        value = getattr(denoiser, name, None)
         if not good(value):
-            raise LimpetError(f"the model {type(denoiser).__name__} has {field} {value!r}; it takes {words}")
+            raise LimpetError(f"the model {type(denoiser).__name__} has {name} {value!r}; it takes {words}")

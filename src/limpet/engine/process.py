@@ -60,6 +60,14 @@ SCHEDULES = {
     ),
 }
 LOG_LINEAR = SCHEDULES["log-linear"]
+LINEAR = Schedule("linear", lambda t: 1 - t, lambda t: torch.full_like(t, -1.0))
+CLEAREST = 0.99  # the most signal whose evidence is taken out of a posterior: beyond, a network's own error is larger
+
+
+def seen_signal(signal: float | Tensor, clean: Tensor) -> Tensor:
+    """The signal that tokens look to have to a network that is told no time, where a share of them is clean (B,) and
+    the rest at `signal`; at most CLEAREST."""
+    return (clean + (1 - clean) * signal).clamp(max=CLEAREST)
 
 
 @cache

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     NOISE = 4  # forward corruption of clean text
     DATA = 5  # draws from a source whose law is known
     PLACES = 6  # which positions a call chooses
+    CANVAS = 7  # the seed of a later canvas
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -72,6 +73,15 @@ class Stream:
         counter = (positions, torch.full_like(positions, step), samples, torch.full_like(positions, int(purpose)))
         words = philox(counter, (self.seed & WORD, self.seed >> 32 & WORD))
         return uniform53(words[0], words[1]), uniform53(words[2], words[3])
+
+
+def canvas_seed(seed: int, canvas: int) -> int:
+    """The seed of a canvas of a longer text: the first has the text's own."""
+    if canvas == 0:
+        return seed
+    zero = torch.zeros((), dtype=torch.long)
+    high, low, *_ = philox((zero + canvas, zero, zero, zero + int(Purpose.CANVAS)), (seed & WORD, seed >> 32 & WORD))
+    return int(high) << 32 | int(low)
 
 
 def uniform_token(u: Tensor, vocab_size: int) -> Tensor:

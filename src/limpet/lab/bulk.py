@@ -23,7 +23,7 @@ from limpet.lab.store import Spot, Store, canonical, digest
 from limpet.lab.units import LAW, Prefixes, Unit, sampler_facts
 from limpet.lab.worker import Event, Job
 from limpet.samplers import Sampler
-from limpet.samples import Samples, at_once, check_stream, ids_of, sample, spelled
+from limpet.samples import Samples, at_once, ids_of, reachable, sample, spelled
 
 PLAN = "samples"
 LAYOUT = 1  # of a row: raised whenever equal samples would be written otherwise
@@ -149,7 +149,7 @@ def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[
             which = f"prompt {i + 1} of {len(prompts)} has {len(ids)} tokens"
             raise LimpetError(f"{which}, the sequence {length}: shorten it or raise length")
     total = order.n * max(1, len(prompts))
-    check_stream(order.seed, 0, total)
+    reachable(total, order.seed, 0, order.batch_size)
     facts = {
         "law": LAW,
         "layout": LAYOUT,

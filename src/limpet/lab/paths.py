@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.engine.path import Path, State
+from limpet.engine.path import Path, State, stepped
 from limpet.lab.units import Walk
 from limpet.samplers import Sampler
 from limpet.samples import Counted, begin
@@ -74,7 +74,7 @@ def _advance(sampler: Sampler, trail: Trail) -> Trail:
     counted = trail.path.denoiser
     assert isinstance(counted, Counted)
     before = counted.calls
-    state, info = sampler.step(trail.path, trail.state)
+    state, info = stepped(sampler, trail.path, trail.state)
     marks = dict(trail.marks)
     for name, mask in info.marks.items():
         if name == "selected":  # for ever: the last count is of the whole path

@@ -12,7 +12,7 @@ from limpet.engine import process
 from limpet.engine.path import Info, Path, State
 from limpet.samplers.entropy_bound import Clock
 from limpet.samplers.knobs import knob
-from limpet.samplers.reading import anything, first, read, time_of
+from limpet.samplers.reading import LAW, Law, anything, first, read, time_of
 from limpet.samplers.sampler import Sampler
 
 
@@ -35,6 +35,7 @@ class BlockRefinement(Sampler):
                               "is of the law as it is.", low=0, high=1e6)  # fmt: skip
     clock: Clock = knob("share", "Which signal the denoiser is told: the share of committed tokens, or the uniform "
                         "grid's.")  # fmt: skip
+    law: Law = knob("leave-one-out", LAW)
 
     def begin(self, path: Path) -> State:
         return State(0, path.noise(), Memory(path.nowhere))
@@ -43,7 +44,7 @@ class BlockRefinement(Sampler):
         r, (committed,) = state.call, state.memory
         t = time_of(path, committed) if self.clock == "share" else process.uniform_grid(self.nfe)[r]
         (features,) = path.call(state.tokens, t)
-        seen = read(path, features, r, self.temperature)
+        seen = read(path, features, r, self.temperature, self.law)
 
         target = ((r + 1) * path.generated + self.nfe - 1) // self.nfe
         waiting = path.free & ~committed

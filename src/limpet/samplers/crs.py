@@ -67,8 +67,7 @@ class CRS(Native):
         r, t, last = state.call, self.times[state.call], state.call == self.nfe - 1
         memory = Memory if type(state.memory) is not Replayed else Replayed
         stored, selected_at = state.memory
-        selected, visible = selected_at < r, self.visible(state)
-        seen = torch.where(visible, stored, state.tokens)
+        selected, visible, seen = selected_at < r, self.visible(state), self.seen(state)
 
         selecting = memory is Memory and self.early <= r and not last
         # What may be selected now, or in a replay is.
@@ -79,8 +78,8 @@ class CRS(Native):
         revise = path.free ^ selected if hidden else path.free
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
         ask = self.transition(path, state, revise, eligible if doubted is None else eligible | doubted)
-        clean = visible | ~path.free if path.denoiser.told_clean == "visible" else None
-        features, outcome = path.call(seen, t, ask if doubted is None else replace(ask, against=stored), clean=clean)
+        ask = ask if doubted is None else replace(ask, against=stored)
+        features, outcome = path.call(seen, t, ask, clean=visible | ~path.free)
 
         chosen, tokens = eligible, self.read(path, state, outcome)
         if selecting:
@@ -107,6 +106,10 @@ class CRS(Native):
         _, selected_at = state.memory
         seen = selected_at < (state.call if self.write != "output" else 0)
         return seen if self.horizon is None else seen & (selected_at >= state.call - self.horizon)
+
+    def seen(self, state: State) -> Tensor:
+        """(B, L) what the denoiser is shown: the state with the visible labels written over it."""
+        return torch.where(self.visible(state), state.memory[0], state.tokens)
 
     def doubted(self, path: Path, state: State, visible: Tensor) -> Tensor | None:
         """(B, L) bool: the visible labels whose laws are looked at again; None for none."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from limpet.engine import process
 from limpet.engine.path import Info, Path, State
 from limpet.samplers.knobs import knob
-from limpet.samplers.reading import anything, read, time_of
+from limpet.samplers.reading import LAW, Law, anything, read, time_of
 from limpet.samplers.sampler import Sampler
 
 Clock = Literal["share", "grid"]
@@ -42,6 +42,7 @@ class EntropyBound(Sampler):
                         "grid's.")  # fmt: skip
     settled: float | None = knob(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
                                  "None for never.", low=0)  # fmt: skip
+    law: Law = knob("leave-one-out", LAW)
     patience: int = knob(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
 
     def begin(self, path: Path) -> State:
@@ -52,8 +53,8 @@ class EntropyBound(Sampler):
         r, last = state.call, state.call == self.nfe - 1
         _, before, unchanged, stopped = state.memory
         t = self.time(path, state)
-        (features,) = path.call(state.tokens, t)
-        seen = read(path, features, r, self.temperature(r))
+        (features,) = path.call(state.tokens, t, temperature=self.temperature(r))
+        seen = read(path, features, r, self.temperature(r), self.law)
 
         accepted = within(seen.entropy, path.free, self.bound)
         same = ((seen.top == before) | ~path.free).all(-1, keepdim=True)
@@ -70,6 +71,9 @@ class EntropyBound(Sampler):
         return State(r + 1, tokens, memory), Info(
             r, told, state.tokens, seen.outcome(path, tokens), {"accepted": accepted}
         )
+
+    def finished(self, state: State) -> Tensor:
+        return state.memory[3][:, 0]
 
     def time(self, path: Path, state: State) -> float | Tensor:
         """What the denoiser is told: (B,) times where each sample has its own share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from limpet.engine.path import Features, Path
 from limpet.engine.steps import Outcome, inverse_cdf, positions
 from limpet.engine.streams import Purpose, uniform_token
+
+Law = Literal["leave-one-out", "predicted"]
+LAW = "Which law is read: leave-one-out, or as the model predicts it; they differ where that is a posterior."
 
 
 class Reading(NamedTuple):
@@ -27,12 +30,12 @@ class Reading(NamedTuple):
         return Outcome(tokens, self.top, torch.where(path.free, 1 - self.largest, math.inf), None)
 
 
-def read(path: Path, features: Features, call: int, temperature: float) -> Reading:
+def read(path: Path, features: Features, call: int, temperature: float, kind: Law = "leave-one-out") -> Reading:
     """The laws at all free positions of a call; at temperature 0 the token drawn is the likeliest of the law as it
     is. A draw uses the uniform that the router's would."""
     tokens = torch.zeros_like(path.fixed)
     found = Reading(tokens, number := tokens.double(), tokens.clone(), number.clone(), number.clone())
-    for rows, log_law in path.laws(features, path.free.nonzero(), temperature or 1.0, call):
+    for rows, log_law in path.laws(features, path.free.nonzero(), temperature or 1.0, call, kind == "predicted"):
         sample, position = here = tuple(rows.unbind(-1))
         law = log_law.double().softmax(-1)
         found.largest[here], found.top[here] = law.max(-1)

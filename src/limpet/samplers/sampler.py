@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
+from torch import Tensor
+
 from limpet import registry
 from limpet.engine.path import Info, Path, State
 from limpet.errors import LimpetError
@@ -47,6 +50,10 @@ class Sampler(Protocol):
     def replay(self, path: Path, recorded: tuple[Any, ...]) -> State:
         """The start of a path that does again what a finished one did whose last memory was `recorded`."""
         raise LimpetError(f"{self.name} replays nothing: leave replay out")
+
+    def finished(self, state: State) -> Tensor:
+        """(B,) bool: samples that are their own output, whatever calls may follow; none, unless one can tell."""
+        return torch.zeros(len(state.tokens), dtype=torch.bool, device=state.tokens.device)
 
     def shared(self, other: Sampler) -> int:
         """How many first calls are the same under another sampler, on the same path: none, unless one can tell."""

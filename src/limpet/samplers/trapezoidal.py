@@ -76,7 +76,7 @@ class Trapezoidal(Native):
             yield from self.at(path, state.tokens, features, r, rows)
             return
         before, values = state.memory
-        earlier = Features(values, features.input._replace(tokens=before, signal=path.signal(self.times[r - 1])))
+        earlier = Features(values, path.shown(before, self.times[r - 1]))
         both = zip(self.at(path, before, earlier, r - 1, rows), self.at(path, state.tokens, features, r, rows),
                    strict=True)  # fmt: skip
         less, over = (1 - self.theta) ** 2 + self.theta**2, 2 * self.theta * (1 - self.theta)

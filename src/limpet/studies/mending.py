@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from limpet.denoisers import Denoiser
-from limpet.engine.path import Path, State, open_path
+from limpet.engine.path import Path, State, open_path, stepped
 from limpet.engine.streams import Stream
 from limpet.lab.page import Panel
 from limpet.lab.results import Results
@@ -93,7 +93,7 @@ def walked(sampler: Mend, path: Path, state: State, states: Sequence[Tensor] | N
     for call in range(sampler.nfe):
         if states is not None:
             state = state._replace(tokens=torch.where(path.free, states[call], path.fixed))
-        after, info = sampler.step(path, state)
+        after, info = stepped(sampler, path, state)
         marks, top = info.marks, info.outcome.top
         along.append(Step(info.t, marks["visible"], marks["chosen"], top, state.memory[0], after.memory[0]))
         state = after

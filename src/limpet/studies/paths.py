@@ -14,7 +14,7 @@ from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Source, forward_path
 from limpet.denoisers.files import MINIS
 from limpet.engine import process
-from limpet.engine.path import Path, State, open_path
+from limpet.engine.path import Path, State, open_path, stepped
 from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
 from limpet.files import documents, read_text
@@ -57,7 +57,7 @@ def states(sampler: Sampler, path: Path) -> Iterator[State]:
     state = sampler.begin(path)
     yield state
     while state.call < sampler.nfe - 1:
-        state, _ = sampler.step(path, state)
+        state, _ = stepped(sampler, path, state)
         yield state
     path.sound()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from limpet.denoisers import Denoiser
-from limpet.engine.path import Path, State, generate
+from limpet.engine.path import Path, State, generate, stepped
 from limpet.lab.page import Contrast, Entry, Table, number, signed
 from limpet.lab.study import Cell, Probe, Seen
 from limpet.samplers import CRS
@@ -48,7 +48,7 @@ def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tup
         path = opened(model, settings, shards[shard])
         start = crs.begin(path)
         while start.call < crs.early:  # nothing is selected before: all arms share the path so far
-            start, _ = crs.step(path, start)
+            start, _ = stepped(crs, path, start)
         *_, (end, _) = generate(crs, path, start)
         for values in REFRESHED:
             arm = crs.but(values=values)

@@ -229,7 +229,7 @@ class Shared(Wrapped):
     """A denoiser that does not compute the same call twice running: arms in step share every call in which they
     still agree, which is the whole warmup of a native and a CRS arm. Its features are the logits."""
 
-    _call: tuple[Tensor, float | Tensor, Tensor | None] | None = None
+    _call: tuple[float | Tensor, Tensor, Tensor | None, Tensor | None] | None = None
     _logits: Tensor
 
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
@@ -239,9 +239,16 @@ class Shared(Wrapped):
         return self.body(tokens, t)
 
     def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
-        if self._call is None or t != self._call[1] or not tokens.equal(self._call[0]) or _other(clean, self._call[2]):
-            body = self.inner.body(tokens, t) if clean is None else self.inner.body_told(tokens, t, lambda: None, clean)
-            self._call, self._logits = (tokens, t, clean), self.inner.head(body)
+        return self.body_carried(tokens, t, clean, None)
+
+    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
+        before, inner = self._call, self.inner
+        if before is None or t != before[0] or any(map(_other, (tokens, clean, carried), before[1:])):
+            if inner.carries:
+                body = inner.body_carried(tokens, t, clean, carried)
+            else:
+                body = inner.body(tokens, t) if clean is None else inner.body_told(tokens, t, lambda: None, clean)
+            self._call, self._logits = (t, tokens, clean, carried), inner.head(body)
         return self._logits
 
     def head(self, features: Tensor) -> Tensor:
@@ -249,7 +256,7 @@ class Shared(Wrapped):
 
 
 def _other(one: Tensor | None, two: Tensor | None) -> bool:
-    """Whether two masks, or none, differ."""
+    """Whether two tensors, or none, differ."""
     return one is not two and (one is None or two is None or not one.equal(two))
 
 

@@ -45,7 +45,7 @@ class Input(NamedTuple):
     """What the denoiser is shown in one call, and how what it says is to be read: the same for all transitions."""
 
     tokens: Tensor  # (B, L) x-tilde: the state with the visible labels written over it
-    signal: float  # at the time that the denoiser is told
+    signal: float | Tensor  # whose evidence of `tokens` the denoiser's laws hold: of all samples, or (B,) of each
     vocab_size: int
     convert: bool  # it predicts a posterior: take the evidence of `tokens` out of it first
     stream: Stream
@@ -98,6 +98,11 @@ def log_law(logits: Tensor, seen: Tensor, input: Input, temperature: float) -> T
     if input.convert:
         logits = process.leave_one_out_logits(logits, seen, input.signal)
     return logits if temperature == 1 else logits * (1 / temperature)
+
+
+def of_rows(input: Input, sample: Tensor) -> Input:
+    """The input, where each of some rows is read with the signal of its own sample."""
+    return input._replace(signal=input.signal[sample]) if isinstance(input.signal, Tensor) else input
 
 
 def no_law(input: Input, call: int, place: int) -> LimpetError:

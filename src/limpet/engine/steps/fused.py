@@ -78,12 +78,12 @@ def advance(head: Head, features: Tensor, plan: Packed | lazy.Tossed) -> Outcome
     transition, input, against = plan.transition, plan.input, plan.transition.against
     flat = features.flatten(0, 1)
     (signal, draw, uniform, fresh, _), vocab = transition.coins, input.vocab_size
-    shift = math.log1p(vocab * input.signal / (1 - input.signal)) if input.convert else 0.0
     numbers = (
-        draw, uniform, fresh, 1 - signal, signal * vocab, transition.support.top_p, shift, 1 / transition.temperature,
+        draw, uniform, fresh, 1 - signal, signal * vocab, transition.support.top_p, 1 / transition.temperature,
     )  # fmt: skip
     arguments = (
-        transition.tokens.contiguous(), input.tokens.contiguous(), None if against is None else against.contiguous(),
+        transition.tokens.contiguous(), input.tokens.contiguous(), _shifts(input) if input.convert else None,
+        None if against is None else against.contiguous(),
         _bytes(transition.revise), _bytes(transition.inspect), input.stream.samples, *plan.outcome, input.alarm,
         _signed(input.stream.seed), transition.call, *map(_bits, numbers), transition.tokens.shape[1],
     )  # fmt: skip
@@ -101,6 +101,14 @@ def advance(head: Head, features: Tensor, plan: Packed | lazy.Tossed) -> Outcome
             enable_fp_fusion=transition.temperature == 1,  # tempered logits are rounded before they are read
         )  # fmt: skip
     return plan.outcome
+
+
+def _shifts(input: Input) -> Tensor:
+    """(B,) float64: what the evidence of a token itself has added to its logit, in each sample."""
+    if isinstance(input.signal, Tensor):
+        return (input.vocab_size * input.signal / (1 - input.signal)).log1p().contiguous()
+    shift = math.log1p(input.vocab_size * input.signal / (1 - input.signal))
+    return torch.full_like(input.stream.samples, shift, dtype=torch.float64)
 
 
 def select(deficit: Tensor, eligible: Tensor, count: int | Tensor, budget: float | Tensor, spacing: int) -> Tensor:

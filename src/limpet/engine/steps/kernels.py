@@ -16,7 +16,7 @@ COINS = tl.constexpr(int(Purpose.COINS))
 TOKENS = tl.constexpr(int(Purpose.TOKENS))
 INFINITY = tl.constexpr(float("inf"))
 # New at every step: compile for none.
-SCALARS = ["seed", "step", "draw", "uniform", "fresh", "noise", "stay", "pull", "top_p", "shift", "cool"]
+SCALARS = ["seed", "step", "draw", "uniform", "fresh", "noise", "stay", "pull", "top_p", "cool"]
 
 
 @triton.jit
@@ -240,9 +240,9 @@ def _draw(
 
 @triton.jit(do_not_specialize=SCALARS)
 def rows(
-    logits, stride, index, tokens, inputs, against, revise, inspect, samples, moved, top, deficit, gain, alarm,
+    logits, stride, index, tokens, inputs, shifts, against, revise, inspect, samples, moved, top, deficit, gain, alarm,
     seed: tl.int64, step: tl.int64, draw: tl.int64, uniform: tl.int64, fresh: tl.int64, stay: tl.int64, pull: tl.int64,
-    top_p: tl.int64, shift: tl.int64, cool: tl.int64, length,
+    top_p: tl.int64, cool: tl.int64, length,
     VOCAB: tl.constexpr, WIDTH: tl.constexpr, NUCLEUS: tl.constexpr, PAPER: tl.constexpr, READ: tl.constexpr,
     GAIN: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -257,8 +257,8 @@ def rows(
     z = tl.load(tokens + place)
     but = tl.load(against + place) if GAIN else z
     seen = tl.load(inputs + place) if READ & 1 else z
-    shift = _number(shift)
     cool = _number(cool)
+    shift = tl.load(shifts + place // length) if READ & 1 else cool
     lanes = tl.arange(0, BLOCK)
 
     best = tl.full([BLOCK], -INFINITY, FLOAT)

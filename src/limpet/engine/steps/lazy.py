@@ -23,6 +23,7 @@ from limpet.engine.steps import (
     log_law,
     no_law,
     noised,
+    of_rows,
     pieces,
     reported,
     routes,
@@ -61,7 +62,7 @@ def advance(head: Head, features: Tensor, plan: Tossed) -> Outcome:
     gain = None if transition.against is None else -deficit
     for rows, said in pieces(head, features, needed, input.vocab_size):
         sample, position = rows.unbind(-1)
-        logits = log_law(said, input.tokens[sample, position], input, transition.temperature)
+        logits = log_law(said, input.tokens[sample, position], of_rows(input, sample), transition.temperature)
         largest, top[sample, position] = logits.max(-1)
         weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
         total = weights.sum(-1, dtype=torch.float64)

@@ -22,7 +22,8 @@ def advance(head: Head, features: Tensor, plan: Whole) -> Outcome:
     transition, input = plan.transition, plan.input
     logits = head(features)  # (B, L, V), as every tensor below
     if input.convert:
-        logits = process.leave_one_out_logits(logits, input.tokens, input.signal)
+        signal = input.signal[:, None] if isinstance(input.signal, Tensor) else input.signal
+        logits = process.leave_one_out_logits(logits, input.tokens, signal)
     if transition.temperature != 1:
         logits = logits / transition.temperature
     log_law = logits.log_softmax(-1).to(torch.float64)
