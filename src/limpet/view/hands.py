@@ -27,8 +27,10 @@ LOG = logging.getLogger(__name__)
 
 TICK = 0.05  # seconds between looks at whether the work is still wanted
 GRACE = 1.0  # seconds for a call under way to end by itself when it is not
-KERNELS = "16"  # that oneDNN keeps of those that it makes for every number of rows; else it is 1024
-GROWN = 192 << 20  # bytes beyond its start at which a process is replaced: what oneDNN makes it never all gives back
+KERNELS = "16"  # that oneDNN keeps of those that it makes for a number of rows; else it is 1024
+GROWN = (
+    192 << 20
+)  # bytes beyond its start at which a process is replaced: a model of somebody else's may keep what it had
 
 STOP = None  # the kind of work that is sent when what has its number is not wanted any more
 OPENING = 0  # the number of a process's first work, which nobody asks for
