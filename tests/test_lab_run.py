@@ -60,7 +60,7 @@ def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
     for path, data in undisturbed.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
-    plan = Store(tmp_path).read_plan("small")
+    plan = Store(tmp_path).read_plan(units.filed(small()))
     key = next(cell["keys"][1] for cell in plan["cells"] if cell["name"] == "CRS")  # which two others replay
     path = tmp_path / f"units/{key[:2]}/{key}/{name}"
     raw = bytearray(path.read_bytes())
@@ -122,7 +122,7 @@ def test_an_interrupt_leaves_a_store_to_go_on_from(tmp_path, undisturbed):
 
     with pytest.raises(KeyboardInterrupt):
         work(tmp_path, tell=interrupt)
-    assert status(Store(tmp_path), "small")["done"] == 4
+    assert status(Store(tmp_path), small())["done"] == 4
     with pytest.raises(LimpetError, match="10 units of small are missing"):
         collect(small(), Store(tmp_path))
     assert work(tmp_path).made == 10
@@ -148,7 +148,7 @@ def test_what_fails_is_said_and_the_rest_is_made(tmp_path, monkeypatch):
 
     cells = {"native": (NATIVE, None), "CRS": (BASE, None)}
     work(tmp_path / "well", small(cells, shards=(1,)))
-    plan = Store(tmp_path / "well").read_plan("small")
+    plan = Store(tmp_path / "well").read_plan(units.filed(small(cells, shards=(1,))))
     honest_native = Store(tmp_path / "well").read(plan["cells"][0]["keys"][0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", sick)
     summary = work(tmp_path / "sick", small(cells, shards=(1,)))
@@ -170,7 +170,7 @@ def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, m
 
     made = small({"native": (NATIVE, None)})
     work(tmp_path / "well", made)
-    keys = Store(tmp_path / "well").read_plan("small")["cells"][0]["keys"]
+    keys = Store(tmp_path / "well").read_plan(units.filed(made))["cells"][0]["keys"]
     tokens_of_one = Store(tmp_path / "well").read(keys[0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", scored)
     work(tmp_path / "ill", made)
@@ -354,8 +354,22 @@ def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(LimpetError, match="No space left"):
         work(tmp_path)
     monkeypatch.undo()
-    assert status(Store(tmp_path), "small")["done"] == 5
+    assert status(Store(tmp_path), small())["done"] == 5
     assert work(tmp_path).found == 5
+
+
+def test_studies_of_one_name_do_not_meet(tmp_path):
+    """Two of them in one store, at once or one after the other, with other settings: each finds its own."""
+    ones = [small(), small(n=2), small({"native": (NATIVE, None)}), small(shards=(1, 3))]
+    for made in ones:
+        work(tmp_path, made)
+    for made in ones:
+        assert status(Store(tmp_path), made)["done"] == len(made.cells) * 2
+        found = collect(made, Store(tmp_path))
+        assert found.provenance["samples in a shard"] == [made.samples[0].n]
+        assert found.provenance["shards"] == list(made.shards)
+    with pytest.raises(LimpetError, match="holds no run of small: run the study first"):
+        collect(small(n=4), Store(tmp_path))
 
 
 def test_the_log_is_apart(tmp_path):
