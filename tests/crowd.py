@@ -1,5 +1,6 @@
 """A crowd of hostile clients in one cheap event loop: run as a program with a port and a number of clients, it attacks
-that port of this machine until it is ended. Each of six kinds comes from an address of its own, again and again."""
+that port of this machine until it is ended, and says when all are there. Each of six kinds comes from an address of its
+own, again and again."""
 
 import asyncio
 import json
@@ -69,7 +70,10 @@ async def client(port, number):
 
 
 async def attack(port, count):
-    await asyncio.gather(*(client(port, number) for number in range(count)))
+    clients = asyncio.gather(*(client(port, number) for number in range(count)))
+    await asyncio.sleep(PAUSE)
+    print("here", flush=True)
+    await clients
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +21,11 @@ from limpet.denoisers.sources import source
 from limpet.errors import LimpetError
 from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, report, run, status, units
 from limpet.lab.places import local
+from limpet.lab.places import ray as places_ray
 from limpet.lab.places.processes import processes
 from limpet.lab.places.ray import on_ray
 from limpet.lab.store import Unwritable
+from limpet.lab.worker import Event
 
 FORK = multiprocessing.get_context("fork")  # a runner that starts at once, so that kills fall into its work
 
@@ -297,6 +301,82 @@ def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_pat
     assert killed
     assert summary.failed == {}
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+
+
+class Died(Exception):
+    pass
+
+
+class Unavailable(Died):
+    pass
+
+
+class Rays:
+    """A Ray of two nodes, as far as a place needs one: the first dies over its first group, and comes back or not."""
+
+    exceptions = SimpleNamespace(RayActorError=Died, ActorUnavailableError=Unavailable)
+
+    def __init__(self, returns):
+        self.returns, self.actors = returns, 0
+
+    def cluster_resources(self):
+        return {"CPU": 2}
+
+    def remote(self, **options):
+        return lambda kind: SimpleNamespace(remote=self.actor)
+
+    def actor(self, job, device):
+        self.actors += 1
+        first, state = self.actors == 1, {"died": False}
+
+        def worked(group):
+            dies, state["died"] = first and not state["died"], True
+            return (lambda: pytest.fail("handed to one that is gone")) if first and not dies and not self.returns else (
+                partial(self.dies, Died) if dies else lambda: [Event(unit) for unit in group])  # fmt: skip
+
+        def ready():
+            return {True: lambda: None, False: self.never, None: partial(self.dies, Died)}[self.returns]
+
+        return SimpleNamespace(worked=SimpleNamespace(remote=worked), __ray_ready__=SimpleNamespace(remote=ready))
+
+    def dies(self, error):
+        raise error
+
+    def never(self):
+        raise AssertionError
+
+    def wait(self, futures, num_returns):
+        return [next(one for one in futures if one != self.never)], []
+
+    def get(self, future):
+        return future()
+
+
+@pytest.mark.parametrize("returns", [True, False, None], ids=["returns", "pends", "is lost"])
+def test_a_group_does_not_wait_for_a_node_that_is_gone(returns):
+    groups = units.resolve(small(), Shelf()).groups()
+    told = list(places_ray._hand_out(Rays(returns), None, groups, 2, None))
+    assert sorted(event.unit.key for event in told) == sorted(unit.key for group in groups for unit in group)
+    assert not [event for event in told if event.error]
+
+
+def test_a_cluster_without_workers_says_so():
+    groups = units.resolve(small(), Shelf()).groups()
+    told = list(places_ray._hand_out(Rays(None), None, groups, 1, None))
+    assert {event.error for event in told} == {"no worker is left"}
+    assert len(told) == sum(map(len, groups))
+
+
+@pytest.mark.parametrize(("address", "said"), [(None, "Ray could not be started on this machine"),
+                                              ("far:1", "no Ray cluster answers at far:1")])  # fmt: skip
+def test_a_ray_that_is_not_there_is_a_sentence(monkeypatch, address, said):
+    def init(**options):
+        raise ConnectionError("nobody")
+
+    absent = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(places_ray, "extra", lambda module, name: absent)
+    with pytest.raises(LimpetError, match=rf"^{said} \(nobody\): check --address"):
+        next(on_ray(address)(None, []))
 
 
 def test_a_study_that_cannot_be_is_refused():

@@ -42,7 +42,8 @@ class Connection(H11Protocol):
         if self._each[self._address] > EACH:
             transport.abort()
         self._expect()
-        self._make_room()
+        if len(self.connections) > CONNECTIONS:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._each[self._address] -= 1
