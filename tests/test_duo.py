@@ -5,7 +5,7 @@ import torch
 
 from duo_transcription import forward
 from limpet.denoisers.catalog import load
-from limpet.denoisers.duo import Duo, Linear, Network, Shape
+from limpet.denoisers.duo import Duo, Linear, Network, Shape, round_up
 from limpet.denoisers.tensors import read_tensors
 from limpet.engine.process import SCHEDULES
 from limpet.errors import LimpetError
@@ -242,3 +242,16 @@ def test_a_wrong_word_is_one_sentence(tmp_path):
 def test_linear_runs_in_its_own_precision():
     layer = Linear(4, 3).to(torch.bfloat16)
     assert layer(torch.ones(2, 4)).dtype == torch.bfloat16
+
+
+def test_few_numbers_of_rows_reach_the_matrix_products():
+    """A CPU keeps a kernel for each: what is added is at most a quarter from 64 rows on, and changes no row."""
+    sizes = {rows: round_up(rows) for rows in range(1, 4097)}
+    assert len(set(sizes.values())) == 28
+    assert all(rows <= size < rows + max(16, rows / 4) for rows, size in sizes.items())
+    linear = Linear(6, 5).bfloat16()
+    for rows in (0, 1, 16, 17, 100):
+        x = torch.randn(2, rows, 6, generator=torch.Generator().manual_seed(rows))
+        plain = torch.nn.functional.linear(x.bfloat16(), linear.weight, linear.bias)
+        torch.testing.assert_close(linear(x), plain, atol=0.02, rtol=0.01)
+        assert linear(x).shape == plain.shape

@@ -179,7 +179,7 @@ def test_prompts_stand_beside_the_file(tmp_path):
     shelf, store = Shelf(), Store(tmp_path / "store")
     made = files.load(write(tmp_path, text), shelf)
     run(made, store, local(shelf=shelf), shelf)
-    plan = store.read_plan("budgets")
+    plan = store.read_plan(units.filed(made))
     tokens = [store.read(key).tensors["tokens"] for key in plan["cells"][0]["keys"]]
     texts = [shelf.model("exact:words").tokenizer.decode(row[:5].tolist()) for shard in tokens for row in shard]
     assert texts == ["sand ", "sand ", "moon ", "moon "]

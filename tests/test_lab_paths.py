@@ -12,7 +12,7 @@ import limpet
 from lab_cases import BASE, NATIVE, nothing
 from limpet.denoisers.sources import source
 from limpet.engine.path import State
-from limpet.lab import Cell, Shelf, Store, Study, collect, run
+from limpet.lab import Cell, Shelf, Store, Study, collect, run, units
 from limpet.lab.places import local
 from limpet.lab.study import Prompts
 from limpet.samplers import CRS, Native, available, knob, knobs
@@ -45,7 +45,7 @@ def run_all(cells, path, seeds=(5,)):
     store = Store(path)
     summary = run(made, store, local(shelf=shelf), shelf)
     assert not summary.failed
-    plan = store.read_plan("paths")
+    plan = store.read_plan(units.filed(made))
     return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, shelf.counted.calls
 
 

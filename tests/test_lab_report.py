@@ -12,7 +12,7 @@ import scipy.stats
 from limpet import looks
 from limpet.denoisers.sources import source
 from limpet.judges import CONVENTIONS
-from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run
+from limpet.lab import Shelf, Store, claims, collect, figures, render, report, run, units
 from limpet.lab.claims import Printed
 from limpet.lab.page import Entry, Figure, Panel, Series, Table, number, signed
 from limpet.lab.places import local
@@ -308,7 +308,8 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
     report.write(finished, tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     cell = document["cells"]["distilled/D/0.5"]
-    keys = next(one["keys"] for one in store.read_plan("frontier-smoke")["cells"] if one["name"] == "distilled/D/0.5")
+    plan = store.read_plan(units.filed(finished.study))
+    keys = next(one["keys"] for one in plan["cells"] if one["name"] == "distilled/D/0.5")
     rows = [store.read(key).rows for key in keys]
     nll = [np.sum(r["columns"]["nll:0"]) / np.sum(r["columns"]["tokens:0"]) for r in rows]
     assert cell["nll"]["shards"] == pytest.approx(nll)

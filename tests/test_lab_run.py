@@ -8,7 +8,9 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +21,11 @@ from limpet.denoisers.sources import source
 from limpet.errors import LimpetError
 from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, report, run, status, units
 from limpet.lab.places import local
+from limpet.lab.places import ray as places_ray
 from limpet.lab.places.processes import processes
 from limpet.lab.places.ray import on_ray
 from limpet.lab.store import Unwritable
+from limpet.lab.worker import Event
 
 FORK = multiprocessing.get_context("fork")  # a runner that starts at once, so that kills fall into its work
 
@@ -60,7 +64,7 @@ def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
     for path, data in undisturbed.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
-    plan = Store(tmp_path).read_plan("small")
+    plan = Store(tmp_path).read_plan(units.filed(small()))
     key = next(cell["keys"][1] for cell in plan["cells"] if cell["name"] == "CRS")  # which two others replay
     path = tmp_path / f"units/{key[:2]}/{key}/{name}"
     raw = bytearray(path.read_bytes())
@@ -122,7 +126,7 @@ def test_an_interrupt_leaves_a_store_to_go_on_from(tmp_path, undisturbed):
 
     with pytest.raises(KeyboardInterrupt):
         work(tmp_path, tell=interrupt)
-    assert status(Store(tmp_path), "small")["done"] == 4
+    assert status(Store(tmp_path), small())["done"] == 4
     with pytest.raises(LimpetError, match="10 units of small are missing"):
         collect(small(), Store(tmp_path))
     assert work(tmp_path).made == 10
@@ -148,7 +152,7 @@ def test_what_fails_is_said_and_the_rest_is_made(tmp_path, monkeypatch):
 
     cells = {"native": (NATIVE, None), "CRS": (BASE, None)}
     work(tmp_path / "well", small(cells, shards=(1,)))
-    plan = Store(tmp_path / "well").read_plan("small")
+    plan = Store(tmp_path / "well").read_plan(units.filed(small(cells, shards=(1,))))
     honest_native = Store(tmp_path / "well").read(plan["cells"][0]["keys"][0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", sick)
     summary = work(tmp_path / "sick", small(cells, shards=(1,)))
@@ -170,7 +174,7 @@ def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, m
 
     made = small({"native": (NATIVE, None)})
     work(tmp_path / "well", made)
-    keys = Store(tmp_path / "well").read_plan("small")["cells"][0]["keys"]
+    keys = Store(tmp_path / "well").read_plan(units.filed(made))["cells"][0]["keys"]
     tokens_of_one = Store(tmp_path / "well").read(keys[0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", scored)
     work(tmp_path / "ill", made)
@@ -299,6 +303,82 @@ def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_pat
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
 
 
+class Died(Exception):
+    pass
+
+
+class Unavailable(Died):
+    pass
+
+
+class Rays:
+    """A Ray of two nodes, as far as a place needs one: the first dies over its first group, and comes back or not."""
+
+    exceptions = SimpleNamespace(RayActorError=Died, ActorUnavailableError=Unavailable)
+
+    def __init__(self, returns):
+        self.returns, self.actors = returns, 0
+
+    def cluster_resources(self):
+        return {"CPU": 2}
+
+    def remote(self, **options):
+        return lambda kind: SimpleNamespace(remote=self.actor)
+
+    def actor(self, job, device):
+        self.actors += 1
+        first, state = self.actors == 1, {"died": False}
+
+        def worked(group):
+            dies, state["died"] = first and not state["died"], True
+            return (lambda: pytest.fail("handed to one that is gone")) if first and not dies and not self.returns else (
+                partial(self.dies, Died) if dies else lambda: [Event(unit) for unit in group])  # fmt: skip
+
+        def ready():
+            return {True: lambda: None, False: self.never, None: partial(self.dies, Died)}[self.returns]
+
+        return SimpleNamespace(worked=SimpleNamespace(remote=worked), __ray_ready__=SimpleNamespace(remote=ready))
+
+    def dies(self, error):
+        raise error
+
+    def never(self):
+        raise AssertionError
+
+    def wait(self, futures, num_returns):
+        return [next(one for one in futures if one != self.never)], []
+
+    def get(self, future):
+        return future()
+
+
+@pytest.mark.parametrize("returns", [True, False, None], ids=["returns", "pends", "is lost"])
+def test_a_group_does_not_wait_for_a_node_that_is_gone(returns):
+    groups = units.resolve(small(), Shelf()).groups()
+    told = list(places_ray._hand_out(Rays(returns), None, groups, 2, None))
+    assert sorted(event.unit.key for event in told) == sorted(unit.key for group in groups for unit in group)
+    assert not [event for event in told if event.error]
+
+
+def test_a_cluster_without_workers_says_so():
+    groups = units.resolve(small(), Shelf()).groups()
+    told = list(places_ray._hand_out(Rays(None), None, groups, 1, None))
+    assert {event.error for event in told} == {"no worker is left"}
+    assert len(told) == sum(map(len, groups))
+
+
+@pytest.mark.parametrize(("address", "said"), [(None, "Ray could not be started on this machine"),
+                                              ("far:1", "no Ray cluster answers at far:1")])  # fmt: skip
+def test_a_ray_that_is_not_there_is_a_sentence(monkeypatch, address, said):
+    def init(**options):
+        raise ConnectionError("nobody")
+
+    absent = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(places_ray, "extra", lambda module, name: absent)
+    with pytest.raises(LimpetError, match=rf"^{said} \(nobody\): check --address"):
+        next(on_ray(address)(None, []))
+
+
 def test_a_study_that_cannot_be_is_refused():
     with pytest.raises(LimpetError, match="there twice"):
         small(shards=(1, 1))
@@ -354,8 +434,22 @@ def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(LimpetError, match="No space left"):
         work(tmp_path)
     monkeypatch.undo()
-    assert status(Store(tmp_path), "small")["done"] == 5
+    assert status(Store(tmp_path), small())["done"] == 5
     assert work(tmp_path).found == 5
+
+
+def test_studies_of_one_name_do_not_meet(tmp_path):
+    """Two of them in one store, at once or one after the other, with other settings: each finds its own."""
+    ones = [small(), small(n=2), small({"native": (NATIVE, None)}), small(shards=(1, 3))]
+    for made in ones:
+        work(tmp_path, made)
+    for made in ones:
+        assert status(Store(tmp_path), made)["done"] == len(made.cells) * 2
+        found = collect(made, Store(tmp_path))
+        assert found.provenance["samples in a shard"] == [made.samples[0].n]
+        assert found.provenance["shards"] == list(made.shards)
+    with pytest.raises(LimpetError, match="holds no run of small: run the study first"):
+        collect(small(n=4), Store(tmp_path))
 
 
 def test_the_log_is_apart(tmp_path):

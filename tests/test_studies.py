@@ -498,7 +498,7 @@ def test_the_paper_preset_runs_end_to_end_on_the_released_shape(released, tmp_pa
         assert summary.failed == {}
         results = collect(made, store)
         report.write(results, tmp_path / name)
-        rows = store.read(store.read_plan(units.name(made))["cells"][0]["keys"][0]).rows
+        rows = store.read(store.read_plan(units.filed(made))["cells"][0]["keys"][0]).rows
         assert rows["nfe"] == made.cells[0].sampler.nfe
         assert rows["provenance"][0]["precision"] == "float32"
         assert [judge["convention"] for judge in rows["facts"]["judges"]] == ["ids", "text"]

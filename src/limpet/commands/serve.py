@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from functools import partial
 from typing import Annotated
@@ -64,6 +65,7 @@ def run(
     err.print(f"limpet serves {', '.join(known)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
     # uvicorn stops at either, and then raises it again, for whoever handled it before.
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
+    gc.freeze()  # what is loaded stays: it need not be looked through again, neither at work nor at the end
     Server(app).run([listener])
     for one, handler in before.items():
         signal.signal(one, handler)

@@ -167,7 +167,7 @@ def documents(found: list[Results]) -> list[dict[str, Any]]:
 
 
 def _status(kept: Store, chosen: dict[str, Study], json: bool) -> int:
-    found, lines = each(chosen, lambda one: lab.status(kept, units.name(one))), []
+    found, lines = each(chosen, lambda one: lab.status(kept, one)), []
     for entry in found:
         lines.append(f"{entry['study']}: {entry['done']} of {entry['units']} units")
         short = [cell for cell in entry["cells"] if cell["done"] < cell["units"]]

@@ -78,7 +78,18 @@ class Linear(nn.Linear):
     """A linear map in its own weight's precision: this is where bfloat16 enters."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input.to(self.weight.dtype), self.weight, self.bias)
+        x = input.to(self.weight.dtype)
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            return F.linear(x, self.weight, self.bias)
+        rows = x.flatten(0, -2)  # a CPU keeps a kernel in memory for every number of rows: let there be few
+        padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
+        return F.linear(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+
+
+def round_up(rows: int) -> int:
+    """The next of few numbers of rows: multiples of 16, and from 64 on four to every doubling."""
+    step = max(16, (1 << max(rows - 1, 0).bit_length()) // 8)
+    return -(-rows // step) * step
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def run(
         raise LimpetError(f"shard {index}/{parts}: give i/n with i from 1 to n")
     store.sweep()
     plan = units.resolve(study, shelf)
-    store.write_plan(units.name(study), plan.document)  # also finds out, before any work, whether the store takes it
+    store.write_plan(units.filed(study), plan.document)  # also finds out, before any work, whether the store takes it
     job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads)
     return work(plan.groups()[index - 1 :: parts], store, place, job, tell)
 
@@ -96,9 +96,9 @@ def work(
     return summary
 
 
-def status(store: Store, study: str) -> dict[str, Any]:
+def status(store: Store, study: Study) -> dict[str, Any]:
     """How much of a study, as it was last run, is in the store: no model is needed."""
-    plan = store.read_plan(study)
+    plan = store.read_plan(units.filed(study))
     cells: list[dict[str, Any]] = []
     damaged: dict[str, str] = {}
     for cell in plan["cells"]:
@@ -107,7 +107,7 @@ def status(store: Store, study: str) -> dict[str, Any]:
         done = sum(_there(store, key, unit, damaged) for key, unit in named)
         cells.append({"name": name, "done": done, "units": len(keys)})
     finished, total = (sum(cell[count] for cell in cells) for count in ("done", "units"))
-    return {"study": study, "done": finished, "units": total, "cells": cells, "damaged": damaged}
+    return {"study": units.name(study), "done": finished, "units": total, "cells": cells, "damaged": damaged}
 
 
 def _there(store: Store, key: str, unit: str, damaged: dict[str, str], at: Spot | None = None) -> bool:

@@ -2,7 +2,7 @@
 
     units/ab/abcd.../tokens.safetensors   the tokens, and what the sampler remembered
     units/ab/abcd.../rows.json            the measurements; holds the digest of the tokens and its own seal
-    plans/STUDY.json                      which units a study is made of
+    plans/STUDY/abcd....json              which units a study is made of, under a digest of what it asks for
     log/                                  when and where units were made: told apart, as nothing rests on it
 
 The rows are written last: a unit without them does not exist. A unit may name files of its own for the two. The path
@@ -147,7 +147,7 @@ class Store:
             canonical(plan)
             if all(type(cell["name"]) is str and _are_keys(cell["keys"], plan["shards"]) for cell in plan["cells"]):
                 return plan
-        raise LimpetError(f"the store {self.path} holds no run of {name}: run the study first")
+        raise LimpetError(f"the store {self.path} holds no run of {name.partition('/')[0]}: run the study first")
 
     def log(self, entry: dict[str, Any]) -> None:
         """A remark about a run on this machine; never read by the laboratory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import math
 from abc import ABC, abstractmethod
@@ -144,8 +145,17 @@ def _named(probe: Probe) -> str:
 
 
 def name(study: Study) -> str:
-    """What a study's plan is called in the store."""
+    """What a study is called in a store and among reports."""
     return f"{study.name}-{study.preset}" if study.preset else study.name
+
+
+def filed(study: Study) -> str:
+    """Where a store keeps a study's plan: studies of one name that ask for other things do not meet."""
+    asked: list[Any] = [study.shards, study.metrics, *map(asdict, study.judges), *map(_written, study.cells)]
+    for cell in study.samples:
+        asked += [cell.length, cell.prompts and (Path(cell.prompts.texts).name, cell.prompts.tokens, cell.prompts.each)]
+    asked.append(study.real and Path(study.real).name)  # files may stand elsewhere where it is asked for again
+    return f"{name(study)}/{digest(json.dumps(asked, sort_keys=True).encode())[:16]}"
 
 
 def resolve(study: Study, shelf: Shelf) -> Plan:

@@ -67,6 +67,11 @@ class Request:
     fixed: list[tuple[int, str]]
     score: bool
 
+    @property
+    def size(self) -> int:
+        """Calls times tokens: how long it takes, beside others."""
+        return sum(sampler.nfe for sampler in self.arms.values()) * self.n * self.length
+
 
 def rows(stock: Stock, request: Request, tell: Tell) -> dict[str, list[dict[str, Any]]]:
     """n samples under every arm, as `limpet sample` writes them, with their scores."""

@@ -9,7 +9,9 @@ import queue
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ BROKEN = "something went wrong on this side; the server's log says what"
 STOPPING = "the server is stopping: come again when it is back"
 START = 60.0  # seconds for a worker that takes the place of another
 SILENCE = 10.0  # seconds without a call done, after which a worker counts as stuck
+MEMORY = 60.0  # seconds after which time that a client was served counts a third
+SHARE = 4.0  # times what another client was served that one's smaller requests may take before the other's larger
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,10 @@ class Job:
         self.events: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
         self.future: Future[Any] = Future()
         self.heard = math.inf  # when its last call ended
+        self.begun = math.inf
         self._stop: LimpetError | Left | None = None
         self._ends, self._taken, self._lock = math.inf, False, threading.Lock()
+        self._give_way: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
 
     def leave(self, why: LimpetError | Left | None = None) -> None:
@@ -86,26 +92,31 @@ class Job:
             first, self._taken = not self._taken, True
         return first and self.future.set_running_or_notify_cancel()
 
-    def run(self, hand: Hand, took: deque[float]) -> None:
-        """In a thread of the server's."""
+    def run(self, hand: Hand, give_way: Callable[[], None]) -> None:
+        """In a thread of the server's; `give_way` does, between two calls, what should be done first."""
         if not self._first():
             return
+        self._give_way = give_way
         try:
             self._ends = time.monotonic() + max(START, self.seconds)
             hand.prepare(self.go_on)
-            begun = self.heard = time.monotonic()
-            self._ends = begun + self.seconds
+            self.begun = self.heard = time.monotonic()
+            self._ends = self.begun + self.seconds
             self.future.set_result(hand.work(self.kind, self.request, self.tell, self.go_on))
         except (LimpetError, Left) as error:
             self.future.set_exception(self._stop or error)  # a hand that was ended only knows that it was
         except Exception:
             LOG.exception("a request broke")
             self.future.set_exception(Refusal(500, BROKEN))
-        if self.heard < math.inf:
-            took.append(time.monotonic() - begun)
+
+    @property
+    def ran(self) -> float:
+        """Seconds of work."""
+        return max(0.0, time.monotonic() - self.begun)
 
     def go_on(self) -> None:
         """Raise when work must stop."""
+        self._give_way()
         if self._stop is not None:
             raise self._stop
         if time.monotonic() > self._ends:
@@ -113,6 +124,14 @@ class Job:
                 f"this takes longer than the {self.seconds:g} s that a request has here: ask for fewer calls, samples "
                 "or arms, or a shorter length"
             )
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Its clock stands still."""
+        stopped, heard, self.heard = time.monotonic(), self.heard, math.inf
+        yield
+        lost = time.monotonic() - stopped
+        self.heard, self.begun, self._ends = heard + lost, self.begun + lost, self._ends + lost
 
     def tell(self, kind: str, data: Any) -> None:
         self.heard = time.monotonic()
@@ -122,8 +141,9 @@ class Job:
 
 
 class Queue:
-    """At most `workers` jobs run and `queue` wait; one more is refused, and told when to come again. Clients are served
-    in turn: whoever had the fewest jobs served lately comes next."""
+    """At most `workers` jobs run and `queue` wait; one more is refused, and told when to come again. Whoever was served
+    least lately comes next. A job gives way to a smaller one of another client: so nobody waits much longer for others
+    than for their own work, since what is not smaller is done as soon."""
 
     def __init__(self, limits: Limits, hands: list[Hand]) -> None:
         self.limits, self.hands = limits, hands
@@ -131,7 +151,8 @@ class Queue:
         self._waiting: list[Job] = []
         self._running: set[Job] = set()
         self._lock = threading.Lock()  # of the three above
-        self._lately: deque[str] = deque(maxlen=64)  # clients whose jobs were begun
+        self._served: dict[str, float] = {}  # seconds of each client, the longer ago the fewer
+        self._counted = time.monotonic()  # when they were last counted
         self._idle: queue.SimpleQueue[Hand] = queue.SimpleQueue()
         for hand in hands:
             self._idle.put(hand)
@@ -158,11 +179,8 @@ class Queue:
         own = sum(job.client == client for job in self.inside)
         if self._closed:
             raise Refusal(503, STOPPING, {"Retry-After": "10"})
-        if own >= self.limits.client or inside >= workers + self.limits.queue:
-            mean = sum(self._took) / len(self._took)
-            wait, who = max(1, math.ceil(mean * inside / workers)), f"{own} of yours" if own < inside else f"{inside}"
-            told = f"{who} requests are here already: come again in {wait} s"
-            raise Refusal(429, told, {"Retry-After": str(wait)})
+        if own >= self.limits.client or (inside >= workers + self.limits.queue and not self._made_room(own)):
+            raise self._full(own)
         job = Job(kind, request, client, self.limits.seconds)
         with self._lock:
             self.inside.add(job)
@@ -179,24 +197,68 @@ class Queue:
         self._pool.submit(self._serve)
         return job
 
+    def _full(self, own: int) -> Refusal:
+        """What a client is told that has so many jobs inside."""
+        inside, mean = len(self.inside), sum(self._took) / len(self._took)
+        wait = max(1, math.ceil(mean * inside / self.limits.workers))
+        who = f"{own} of yours" if own < inside else f"{inside}"
+        return Refusal(429, f"{who} requests are here already: come again in {wait} s", {"Retry-After": str(wait)})
+
+    def _made_room(self, own: int) -> bool:
+        """Whether a client with so many jobs inside can have a place of another that has more, even without it."""
+        many = Counter(job.client for job in self.inside)
+        with self._lock:
+            waiting = [job for job in self._waiting if many[job.client] > own + 1 and not job.future.done()]
+        if not waiting:
+            return False
+        job = max(reversed(waiting), key=lambda job: many[job.client])
+        job.leave(self._full(many[job.client]))
+        return True
+
     def _serve(self) -> None:
         """In a thread: one of the jobs that wait, if there is one whose client has not left."""
         hand = self._idle.get()
         try:
-            with self._lock:
-                self._waiting = [job for job in self._waiting if not job.future.done()]
-                if not self._waiting:
-                    return
-                often = Counter(self._lately)
-                job = min(self._waiting, key=lambda job: often[job.client])  # of equals, the one that came first
-                self._waiting.remove(job)
-                self._running.add(job)
-                self._lately.append(job.client)
-            job.run(hand, self._took)
-            with self._lock:
-                self._running.discard(job)
+            if (job := self._next()) is not None:
+                self._run(job, hand)
         finally:
             self._idle.put(hand)
+
+    def _run(self, job: Job, hand: Hand) -> None:
+        def give_way() -> None:
+            while (other := self._next(job)) is not None:
+                with job.interrupted():
+                    self._run(other, hand)
+                    hand.prepare(lambda: None)  # where that has cost it its process
+
+        job.run(hand, give_way)
+        with self._lock:
+            self._running.discard(job)
+            now = time.monotonic()
+            kept = math.exp((self._counted - now) / MEMORY)
+            self._counted = now
+            self._served = {client: kept * seconds for client, seconds in self._served.items() if seconds > 1e-3}
+            self._served[job.client] = self._served.get(job.client, 0.0) + job.ran
+        if job.ran:
+            self._took.append(job.ran)
+
+    def _next(self, than: Job | None = None) -> Job | None:
+        """The job to do now, if one waits; in the middle of another, if it is smaller and its client's turn."""
+        if than is not None and not self._waiting:  # asked at every call
+            return None
+        with self._lock:
+            self._waiting = [job for job in self._waiting if not job.future.done()]
+            turns = self._waiting
+            if than is not None:
+                most = SHARE * (self._served.get(than.client, 0.0) + than.ran)
+                turns = [job for job in turns if job.client != than.client and job.request.size < than.request.size
+                         and self._served.get(job.client, 0.0) <= most]  # fmt: skip
+            if not turns:
+                return None
+            job = min(turns, key=lambda job: self._served.get(job.client, 0.0))  # of equals, the one that came first
+            self._waiting.remove(job)
+            self._running.add(job)
+            return job
 
     def close(self) -> None:
         """Tell everyone inside, and end every hand, whatever it does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from collections import Counter
 from typing import Any, ClassVar
@@ -17,13 +18,13 @@ from limpet.view.queue import Queue
 
 HEAD = 10.0  # seconds for the head of a request to arrive
 UNREAD = 10.0  # seconds that what was sent may lie unread
-CONNECTIONS = 256  # at once
+CONNECTIONS = 256  # at once; one more takes the place of another
 EACH = 64  # of them, from one address
 GOODBYE = 1.5  # seconds to take the last words of a server that stops
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SETTINGS: dict[str, Any] = {  # uvicorn's; what a stranger sends makes no line in the log
-    "log_level": "error", "timeout_graceful_shutdown": 3, "timeout_keep_alive": 10, "limit_concurrency": CONNECTIONS,
-    "server_header": False, "access_log": False, "ws": "none",
+    "log_level": "error", "timeout_graceful_shutdown": 3, "timeout_keep_alive": 10, "server_header": False,
+    "access_log": False, "ws": "none",
 }  # fmt: skip
 
 
@@ -41,6 +42,8 @@ class Connection(H11Protocol):
         if self._each[self._address] > EACH:
             transport.abort()
         self._expect()
+        if len(self.connections) > CONNECTIONS:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._each[self._address] -= 1
@@ -49,18 +52,31 @@ class Connection(H11Protocol):
         self._cancel(self._late, self._unread)
         super().connection_lost(exc)
 
+    def _make_room(self) -> None:
+        """Of too many connections, the address that has most of them loses one: the one that has dawdled longest, and
+        only then one whose request is being answered."""
+        here = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        if len(here) > CONNECTIONS:
+            most = Counter(one._address for one in here)
+            min(here, key=lambda one: (-most[one._address], one._busy, one._since)).transport.abort()
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _expect(self) -> None:
         """The head of a request is due."""
+        self._since = self.loop.time()
         self._cancel(self._late)
         self._late = self.loop.call_later(HEAD, self._give_up)
 
     def _give_up(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._busy:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle is None or self.cycle.response_complete:  # else another request was waiting behind
+        if not self._busy:  # else another request was waiting behind
             self._expect()
 
     def pause_writing(self) -> None:
@@ -82,6 +98,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Any) -> None:
         super().__init__(uvicorn.Config(app, http=Connection, **SETTINGS))
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that left
         self._queue: Queue = app.state.queue
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -50,20 +50,34 @@ def _hand_out(ray: Any, job: Job, groups: Sequence[Group], workers: int | None, 
     idle = deque(kind.remote(job, device) for _ in range(count))
     waiting, deaths = deque(range(len(groups))), [0] * len(groups)
     flying: dict[Any, tuple[Any, int]] = {}
+    reviving: dict[
+        Any, Any
+    ] = {}  # actors that died, until Ray has started them again: where a node is gone, perhaps never
     while waiting or flying:
         while waiting and idle:
             actor, at = idle.popleft(), waiting.popleft()
             flying[actor.worked.remote(list(groups[at]))] = actor, at
-        finished, _ = ray.wait(list(flying), num_returns=1)
+        if not (flying or reviving):
+            yield from (Event(unit, "no worker is left") for at in waiting for unit in groups[at])
+            return
+        finished, _ = ray.wait([*flying, *reviving], num_returns=1)
         for future in finished:
-            actor, at = flying.pop(future)
+            revived = reviving.pop(future, None)
+            actor, at = (revived, -1) if revived is not None else flying.pop(future)
             try:
-                yield from ray.get(future)
-            except ray.exceptions.RayActorError as error:  # the actor died; Ray starts it again
+                told = ray.get(future)
+            except ray.exceptions.RayActorError as error:
+                if revived is None or isinstance(error, ray.exceptions.ActorUnavailableError):
+                    reviving[actor.__ray_ready__.remote()] = actor
+                if revived is not None:
+                    continue
                 deaths[at] += 1
                 if deaths[at] < ATTEMPTS:
                     waiting.append(at)
                 else:
                     why = f"its worker died {ATTEMPTS} times ({type(error).__name__})"
                     yield from (Event(unit, why) for unit in groups[at])
-            idle.append(actor)
+            else:
+                idle.append(actor)
+                if revived is None:
+                    yield from told
