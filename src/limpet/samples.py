@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -14,18 +17,26 @@ from limpet.denoisers import Denoiser, Needed, Wrapped, tokenizer_digest
 from limpet.engine.path import Info, Path, State, check, generate, open_path
 from limpet.engine.steps import Backend
 from limpet.engine.streams import SAMPLES, SEEDS, Stream
-from limpet.errors import LimpetError, extra
-from limpet.samplers import CRS, Sampler
+from limpet.errors import LimpetError, extra, remark
+from limpet.files import read_text, write_whole
+from limpet.inline import table
+from limpet.registry import is_file
+from limpet.samplers import CRS, Sampler, from_dict
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
 Watcher = Callable[
     [State, Info, int, int], None
 ]  # told after every call of every batch, with how many are done, of all
+SHOWN = 8  # samples that a notebook shows of many
+ABOUT = ("nfe", "head_rows", "seed", "prefix", "model", "digest", "precision", "tokenizer")  # of all samples of a run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """What `sample` returns."""
+    """What `sample` returns: a sequence of samples, each a plain dict with everything that decides it (`rows`).
+
+    A slice is the samples that follow each other there. Samples are equal where their rows are; `save` writes the rows
+    as JSON lines, as `limpet sample` does, and `load` reads them back, without the memory that a replay needs."""
 
     tokens: Tensor  # (n, L)
     nfe: int  # calls of the denoiser's body for each sample, counted
@@ -38,8 +49,9 @@ class Samples:
     prefix: int  # how many leading tokens were given
     model: str
     digest: str
+    precision: str  # what the model ran in
     tokenizer: str | None  # its digest
-    _decode: Callable[[list[int]], str] | None = field(repr=False)
+    _decode: Callable[[list[int]], str] | None
 
     @property
     def texts(self) -> list[str]:
@@ -53,9 +65,101 @@ class Samples:
         for i, text in enumerate(texts):
             yield {
                 "text": text, "tokens": self.tokens[i].tolist(), "seed": self.seed, "sample": self.first + i,
-                "model": self.model, "digest": self.digest, "tokenizer": self.tokenizer, "nfe": self.nfe,
-                "selected": int(self.selected[i]), "prefix": self.prefix, "sampler": self.sampler.to_dict(),
+                "model": self.model, "digest": self.digest, "precision": self.precision, "tokenizer": self.tokenizer,
+                "nfe": self.nfe, "head_rows": self.head_rows, "selected": int(self.selected[i]), "prefix": self.prefix,
+                "sampler": self.sampler.to_dict(),
             }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.rows()
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Samples: ...
+
+    def __getitem__(self, which: int | slice) -> dict[str, Any] | Samples:
+        if isinstance(which, int):
+            if not -len(self) <= which < len(self):
+                raise IndexError(f"there are {len(self)} samples, and none is number {which}")
+            (row,) = self[which % len(self) : which % len(self) + 1].rows()
+            return row
+        start, stop, step = which.indices(len(self))
+        if step != 1 or start >= stop:
+            raise LimpetError("a slice of samples is one or more that follow each other, as in samples[2:4]")
+        memory = [part[start:stop] for part in self.memory]
+        return replace(
+            self, tokens=self.tokens[start:stop], selected=self.selected[start:stop], first=self.first + start,
+            memory=tuple(memory) if type(self.memory) is tuple else type(self.memory)(*memory),
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Samples) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.caption}>"
+
+    @property
+    def caption(self) -> str:
+        """What they are, in a line."""
+        n, length = self.tokens.shape
+        many = f"{n} sample{'s' if n > 1 else ''} of {length} tokens"
+        return f"{many}: {self.model} in {self.precision}, {self.sampler!r}, seed {self.seed}"
+
+    def _repr_html_(self) -> str:
+        texts = self.texts if self._decode else [str(ids) for ids in self.tokens.tolist()]
+        rows = [[str(self.first + i), str(int(self.selected[i])), text] for i, text in enumerate(texts[:SHOWN])]
+        more = f"; the first {SHOWN}" if len(self) > SHOWN else ""
+        return table(self.caption + more, ["sample", "selected", "text"], rows)
+
+    def to_pandas(self) -> Any:
+        """A data frame, one row a sample; the sampler's knobs are columns of their own."""
+        return extra("pandas", "notebook").json_normalize(list(self), sep=" ")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """One line of JSON a sample; `limpet score` takes such a file too."""
+        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], sampler: Sampler | None = None) -> Samples:
+        """What `save` or `limpet sample --out` wrote. A sampler of one's own, in a Python file, is to be given: what a
+        file of samples names is never run."""
+        try:
+            rows = [json.loads(line) for line in read_text(path, "name a file of samples").splitlines()]
+            return _read(rows, sampler)
+        except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
+            reason = str(error) if isinstance(error, LimpetError) else repr(error)
+            raise LimpetError(f"{path} does not hold the samples of one run ({reason})") from error
+
+
+def _read(rows: list[dict[str, Any]], sampler: Sampler | None) -> Samples:
+    """Samples from the rows of one run, which agree on all but text, tokens, number and count."""
+    if not rows:
+        raise LimpetError("it is empty")
+    first, own = rows[0], ("text", "tokens", "sample", "selected")
+    for i, row in enumerate(rows):
+        if row["sample"] != first["sample"] + i or any(row[key] != first[key] for key in first if key not in own):
+            raise LimpetError(f"line {i + 1} is not of the run of line 1, or not the sample after the one before it")
+    if sampler is None:
+        if is_file(name := str(first["sampler"]["sampler"])):
+            raise LimpetError(f"they were made under {name}, which is not run from here: give sampler=")
+        sampler = from_dict(first["sampler"])
+    elif sampler.to_dict() != first["sampler"]:
+        raise LimpetError(f"they were made under {first['sampler']}, not under {sampler}")
+    texts = {tuple(row["tokens"]): str(row["text"]) for row in rows}
+    return Samples(
+        tokens=torch.tensor([row["tokens"] for row in rows], dtype=torch.long),
+        selected=torch.tensor([row["selected"] for row in rows], dtype=torch.long),
+        memory=(), sampler=sampler, first=int(first["sample"]),
+        **{name: first[name] for name in ABOUT},
+        _decode=None if first["text"] is None else lambda ids: texts[tuple(ids)],
+    )  # fmt: skip
 
 
 class Counted(Wrapped):
@@ -149,6 +253,7 @@ def sample(
         prefix=int((fixed >= 0).all(0).cumprod(0).sum()),
         model=model.name,
         digest=model.digest,
+        precision=model.precision,
         tokenizer=tokenizer_digest(model.tokenizer),
         _decode=None if model.tokenizer is None else model.tokenizer.decode,
     )
@@ -165,6 +270,10 @@ def given_tokens(
     """(n, L) given tokens, -1 where free, from a prefix and fixed positions, checked."""
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
+    if length > model.length:
+        remark(
+            f"length is {length}, and {model.name} is made for {model.length}: of what lies beyond, it learnt nothing"
+        )
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
         for position, token in fixed.items():
@@ -190,6 +299,11 @@ def given_tokens(
             raise LimpetError(
                 f"the prefix has {ids.shape[-1]} tokens, the sequence {length}: shorten it or raise length"
             )
+        begins = tokens[:, : ids.shape[-1]]
+        torn = ((begins >= 0) & (begins != ids)).any(0).nonzero()
+        if len(torn):
+            place = int(torn[0])
+            raise LimpetError(f"prefix and fixed give position {place} different tokens: leave it out of one of them")
         tokens[:, : ids.shape[-1]] = ids
     for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
         _check_token(model, token)
@@ -209,7 +323,25 @@ def _watcher(progress: bool | Watcher) -> Iterator[Watcher]:
     elif not progress:
         yield lambda state, info, done, total: None
     else:
-        console = extra("rich.console", "cli").Console(stderr=True)
-        with extra("rich.progress", "cli").Progress(console=console, transient=True) as bar:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True, force_jupyter=False)
+        if not console.is_terminal:
+            yield _line(often=Console().is_jupyter)
+            return
+        with Progress(console=console, transient=True) as bar:
             task = bar.add_task("sampling", total=None)
             yield lambda state, info, done, total: bar.update(task, completed=done, total=total)
+
+
+def _line(often: bool) -> Watcher:
+    """Progress where there is no terminal: in a notebook a line that is written over, which needs no widgets, and
+    elsewhere the last of it."""
+
+    def watch(state: State, info: Info, done: int, total: int) -> None:
+        if often or done == total:
+            sys.stderr.write(f"\r{done:,} of {total:,} calls" + "\n" * (done == total))
+            sys.stderr.flush()
+
+    return watch

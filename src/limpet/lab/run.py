@@ -65,7 +65,7 @@ def run(
     total, cost = summary.found + sum(map(len, missing)), sum(unit.cost for group in missing for unit in group)
     begun, spent = time.monotonic(), 0
     tell(Progress(None, summary.found, total, None))
-    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads)
+    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads, shelf.which)
     for event in place(job, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
