@@ -326,9 +326,9 @@ def _watcher(progress: bool | Watcher) -> Iterator[Watcher]:
         from rich.console import Console
         from rich.progress import Progress
 
-        console = Console(stderr=True, force_jupyter=False)
-        if not console.is_terminal:
-            yield _line(often=Console().is_jupyter)
+        console = Console(stderr=True)
+        if console.is_jupyter or not console.is_terminal:
+            yield _line(often=console.is_jupyter)
             return
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("sampling", total=None)
