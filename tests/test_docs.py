@@ -28,7 +28,8 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 # What asks for a hub, a cluster, hours, a file that is nobody's, or never ends
 BEYOND = re.compile(
     r"s-sahoo|gpt2|path/to|kuleshov|dvruette|tohoku|--preset (mini|paper)|ray|s3:|\.py:|serve|bench|my-study"
-    r"|openwebtext|\btune mini|audit (hidden|all|values)|study run all|compare --(nfe|model mini)|tuned\.toml|readout\.toml"
+    r"|openwebtext|\btune mini|audit (hidden|all|values)|study run all|compare --(nfe|model mini)|tuned\.toml"
+    r"|readout\.toml"
 )
 
 

@@ -160,7 +160,7 @@ def test_samples_in_a_notebook_are_texts_and_nothing_else(samples):
 
 def test_a_trajectory_in_a_notebook_is_the_page_in_a_frame():
     path = record(WORDS, Native(nfe=2))
-    (srcdoc,) = re.findall(r'^<iframe sandbox="allow-scripts" srcdoc="([^"]*)"', path._repr_html_())
+    (srcdoc,) = re.findall(r'^<iframe sandbox="allow-scripts allow-downloads" srcdoc="([^"]*)"', path._repr_html_())
     assert html.unescape(srcdoc) == self_contained([path])
     assert inline(path, path).page == self_contained([path, path])
     assert len(repr(inline(path))) < 80

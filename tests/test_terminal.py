@@ -162,11 +162,12 @@ def test_scores_fit_with_their_conventions_as_footnotes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "call",
-    [["doctor"], ["samplers", "crs"], ["study", "list"]],
+    [["doctor"], ["samplers", "crs"], ["study", "list"], ["theory", "separated-modes"],
+     ["audit", "risk", "--preset", "smoke", "--model", "exact:words"]],
     ids=" ".join,
 )  # fmt: skip
-def test_the_rest_fits(call):
-    fits(in_terminal(*call))
+def test_the_rest_fits(call, tmp_path):
+    fits(in_terminal(*call, cwd=tmp_path))
 
 
 def test_a_study_says_in_a_pipe_which_cell_it_is_at(tmp_path):

@@ -30,12 +30,13 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
         return f"<tr>{''.join(cell.format(kind, html.escape(text)) for text in texts)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
-    return f"<table><caption>{html.escape(caption)}</caption>{line('th', head)}{body}</table>"
+    title = f"<caption style='text-align:left;white-space:pre-line'>{html.escape(caption)}</caption>"
+    return f"<table>{title}{line('th', head)}{body}</table>"
 
 
 def framed(page: str, height: int = 720) -> str:
     """A whole page in a frame of its own: its scripts run there and reach nothing outside of it."""
     return (
-        f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}" width="100%" height="{height}" '
+        f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(page)}" width="100%" height="{height}" '
         'style="border:0"></iframe>'
     )

@@ -17,6 +17,7 @@ from limpet.commands.study import documents, each, make, written
 from limpet.errors import LimpetError
 from limpet.judges import BUILTIN
 from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report
+from limpet.lab.page import PAPER
 from limpet.lab.places import local
 
 Name = Literal[
@@ -124,11 +125,13 @@ def _show(results: Results) -> None:
     for shown in report.shown(results).tables:
         view = Table(title=f"{study.title} ({study.preset})", caption=f"{shown.caption} {READING}")
         for i, head in enumerate(shown.head):
-            view.add_column(head, justify="left" if i < shown.names or head == "paper" else "right", no_wrap=True)
+            view.add_column(
+                head, justify="left" if i < shown.names or head == PAPER else "right", no_wrap=i >= shown.names
+            )
         for group in shown.groups:
             for entries in group:
                 view.add_row(*(escape(f"{one.text} [{one.paper}]" if one.paper else one.text) for one in entries))
             view.add_section()
-        out.print(view)
+        out.print(view, soft_wrap=not out.is_terminal)
     for what, convention in study.conventions.items():
         err.print(f"{what}: {convention}", style="dim", markup=False)

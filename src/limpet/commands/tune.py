@@ -163,7 +163,7 @@ def table(found: Tuned) -> Table:
 def _table(title: str, caption: str, *heads: str) -> Table:
     view = Table(title=title, caption=caption)
     for head in heads:
-        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head != "arm")
     return view
 
 
