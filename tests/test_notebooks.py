@@ -75,6 +75,9 @@ def test_samples_come_back_from_json_lines(samples, tmp_path):
     assert back == samples
     assert back.texts == samples.texts
     assert back.sampler == samples.sampler
+    lines = replace(samples, _decode=lambda ids: "one\u2028two\x85\n")
+    lines.save(tmp_path / "c.jsonl")
+    assert Samples.load(tmp_path / "c.jsonl") == lines
     chain = limpet.sample(limpet.denoisers.exact.Markov(torch.ones(3), torch.ones(3, 3), 6), Native(nfe=2), n=2)
     chain.save(tmp_path / "b.jsonl")  # no tokenizer, so no texts
     assert Samples.load(tmp_path / "b.jsonl") == chain
@@ -91,7 +94,11 @@ def test_samples_come_back_from_json_lines(samples, tmp_path):
         (lambda rows: [rows[0] | {"tokens": [[1], 2]}], "does not hold the samples"),
         (
             lambda rows: [rows[0] | {"sampler": {"sampler": "./no.py:Mine"}}],
-            "which is not run from here: give sampler=",
+            "a file that is not run from here: give sampler=",
+        ),
+        (
+            lambda rows: [rows[0] | {"sampler": {"sampler": "gibbs", "predictor": "./no.py:Mine"}}],
+            "a file that is not run from here: give sampler=",
         ),
         (lambda rows: [rows[0] | {"sampler": {"sampler": "crs", "horizon": 0}}], "crs has horizon 0"),
     ],

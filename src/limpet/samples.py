@@ -20,7 +20,6 @@ from limpet.engine.streams import SAMPLES, SEEDS, Stream
 from limpet.errors import LimpetError, extra, remark
 from limpet.files import read_text, write_whole
 from limpet.inline import table
-from limpet.registry import is_file
 from limpet.samplers import CRS, Sampler, from_dict
 
 Given = str | Sequence[int] | Tensor  # a prompt: text, ids, or (n, P) ids
@@ -131,8 +130,8 @@ class Samples:
         """What `save` or `limpet sample --out` wrote. A sampler of one's own, in a Python file, is to be given: what a
         file of samples names is never run."""
         try:
-            rows = [json.loads(line) for line in read_text(path, "name a file of samples").splitlines()]
-            return _read(rows, sampler)
+            lines = read_text(path, "name a file of samples").split("\n")  # a text may have other ends of lines in it
+            return _read([json.loads(line) for line in lines if line], sampler)
         except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
             reason = str(error) if isinstance(error, LimpetError) else repr(error)
             raise LimpetError(f"{path} does not hold the samples of one run ({reason})") from error
@@ -147,8 +146,8 @@ def _read(rows: list[dict[str, Any]], sampler: Sampler | None) -> Samples:
         if row["sample"] != first["sample"] + i or any(row[key] != first[key] for key in first if key not in own):
             raise LimpetError(f"line {i + 1} is not of the run of line 1, or not the sample after the one before it")
     if sampler is None:
-        if is_file(name := str(first["sampler"]["sampler"])):
-            raise LimpetError(f"they were made under {name}, which is not run from here: give sampler=")
+        if ".py:" in (name := str(first["sampler"])):  # also as another sampler's predictor
+            raise LimpetError(f"they were made under {name}, a file that is not run from here: give sampler=")
         sampler = from_dict(first["sampler"])
     elif sampler.to_dict() != first["sampler"]:
         raise LimpetError(f"they were made under {first['sampler']}, not under {sampler}")
