@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from typing import get_args
 
@@ -60,7 +61,8 @@ def test_every_audit_prints_one_json_document_and_draws(name, capsys, tmp_path):
     (table,) = (folder / "tables").glob("*.md")
     lines = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| exact:words")]
     assert len(lines) == len(rows)
-    assert not any(line[-1].strip() for line in lines) or name == "selection"  # the paper has no exact source
+    assert table.read_text().count("paper") == 0  # it has no exact source
+    assert all(len(line) == 5 for line in lines)
     assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
 
 
@@ -103,11 +105,14 @@ def test_a_smoke_takes_seconds_and_no_network(name, tmp_path):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
 
 
-def test_a_mini_smoke_shows_the_paper_beside(capsys, tmp_path):
-    command.run("hidden", preset="smoke", model=("mini-distilled",), store=str(tmp_path))
+@pytest.mark.parametrize("preset", ["smoke", "mini"])
+def test_the_paper_stands_beside_what_is_no_toy(preset, capsys, tmp_path, monkeypatch):
+    presets = import_module("limpet.studies.hidden").PRESETS
+    monkeypatch.setitem(presets, "mini", replace(presets["smoke"], name="mini"))
+    command.run("hidden", preset=preset, model=("mini-distilled",), store=str(tmp_path))
     printed = capsys.readouterr().out
-    assert "74.83 ± 0.60" in printed
     assert "restored, where it changed" in printed
+    assert ("74.83 ± 0.60" in printed) == ("paper" in printed) == (preset == "mini")
 
 
 def test_paths_and_calls_can_be_told(capsys, tmp_path):

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -285,7 +287,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(store):
-    shelf, made = Shelf(), study("frontier", preset("smoke"))
+    shelf, made = Shelf(), replace(study("frontier", preset("smoke")), toy=False)
     run(made, store, local(shelf=shelf), shelf)
     return collect(made, store)
 
@@ -331,6 +333,45 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
     for claim in document["claims"]:
         assert claim["verdict"] in ("supported", "not supported", "inconclusive", "not tested")
         assert claim["verdict"] in (tmp_path / "report.md").read_text()
+
+
+def test_a_toy_does_not_stand_beside_the_paper(finished, tmp_path):
+    """Neither the paper's numbers nor verdicts on its claims, on any page: the smallest preset and exact sources are
+    toys, and the built-in models are none."""
+    assert [study("frontier", preset(name)).toy for name in ("smoke", "exact", "mini", "paper")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    toy = replace(finished, study=replace(finished.study, toy=True))
+    assert "[28.27 ± 0.53]" in report.markdown(finished, report.shown(finished))
+    report.write(toy, tmp_path)
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["claims"] == []
+    assert {one["paper"] for one in document["contrasts"]} == {""}
+    for path in (*tmp_path.rglob("*.md"), *tmp_path.rglob("*.tex"), tmp_path / "index.html"):
+        text = path.read_text()
+        assert "[28.27" not in text
+        assert "upported" not in text
+        assert "| paper |" not in text
+    assert report.section(toy).claims == ()
+    assert document["cells"] == report.to_dict(report.kept(toy), report.shown(toy))["cells"]
+
+
+def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypatch):
+    told: list[str] = []
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        page = report.write(finished, tmp_path / "a", told.append)
+    assert told == ["frontier has tables alone: this needs matplotlib: pip install 'limpet[figures]'"]
+    assert not (tmp_path / "a/figures").exists()
+    assert "figures/" not in (tmp_path / "a/report.md").read_text()
+    assert "<table" in page.read_text()
+    report.write(finished, tmp_path / "b", told.append)
+    assert len(told) == 1
+    for table in (tmp_path / "b/tables").iterdir():
+        assert (tmp_path / "a/tables" / table.name).read_bytes() == table.read_bytes()
 
 
 def test_an_index_over_reports(finished, tmp_path):

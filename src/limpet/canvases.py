@@ -73,6 +73,7 @@ def reply(
         given=torch.full((n, longest), -1),
         model=model.name,
         digest=begun.digest,
+        precision=model.precision,
         tokenizer=tokenizer_digest(tokenizer),
         _decode=None if tokenizer is None else lambda ids: tokenizer.decode([i for i in ids if i not in model.ends]),
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from limpet import scoring, stats
 from limpet.denoisers import Denoiser
 from limpet.errors import LimpetError
+from limpet.inline import table
 from limpet.judges import Judge, TrueLaw
 from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.samples import Given, Samples, Watcher, sample
@@ -85,7 +86,7 @@ def measure(judge: Judge, model: Denoiser, shards: list[Tensor], prefix: int = 0
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Arms that started from the same states and used the same uniforms."""
 
@@ -108,6 +109,41 @@ class Comparison:
         """The arm's NLL less the first arm's, paired by shard."""
         return stats.paired(arm.nll, self.arms[0].nll)
 
+    @property
+    def caption(self) -> tuple[str, str]:
+        """What was compared, and who judged it how."""
+        judge, counted = self.judge, [arm.counted for arm in self.arms]
+        counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
+        shards = f"{len(self.shards)} shards of {self.samples_per_shard} samples"
+        return (
+            f"{self.model}: {shards}, {self.length} tokens",
+            f"{judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, by {judge['convention']}, {counts} "
+            f"tokens counted an arm; {self.model} in {self.precision}\n"
+            "mean and standard error over shards; contrasts paired by shard",
+        )
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A head, and a row an arm: mean and standard error over shards; then draws from the true law, where that
+        judged."""
+        exact = self.judge["convention"] == "law"
+        head = ["arm", "calls", "true NLL" if exact else "GenPPL", f"NLL - {self.arms[0].name}", *self.conventions]
+        rows = []
+        for arm in self.arms:
+            quality = f"{stats.mean_se(arm.nll):.4f}" if exact else f"{self.perplexity(arm):.2f}"
+            gain = "" if arm is self.arms[0] else f"{self.gain(arm):.4f}"
+            measures = [f"{stats.mean_se(values):.4f}" for values in arm.values.values()]
+            rows.append([arm.name, str(arm.nfe), quality, gain, *measures, f"{arm.selected:.0f}"])
+        if (data := self.data) is not None:
+            nll, *measures = (f"{stats.mean_se(values):.4f}" for values in (data.nll, *data.values.values()))
+            rows.append(["the source", "", nll, "", *measures, ""])
+        return [*head, "selected"], rows
+
+    def __repr__(self) -> str:
+        return f"<{self.caption[0]}: {', '.join(arm.name for arm in self.arms)}>"
+
+    def _repr_html_(self) -> str:
+        return table("\n".join(self.caption), *self.table())
+
     def to_dict(self) -> dict[str, Any]:
         arms = [{**arm.to_dict(), "nll_against_first": self.gain(arm).to_dict()} for arm in self.arms]
         return {**vars(self), "shards": list(self.shards), "data": self.data and self.data.to_dict(), "arms": arms}
@@ -122,9 +158,11 @@ def compare(
     prefix: Given | None = None,
     batch_size: int | None = None,
     judge: Judge | None = None,
-    watch: Callable[[str], Watcher | bool] = lambda arm: False,
+    progress: bool | Callable[[str], Watcher] = False,
 ) -> Comparison:
-    """n samples in each shard under each arm; a judge scores them, or the model's own law where that is known."""
+    """n samples in each shard under each arm; a judge scores them, or the model's own law where that is known.
+
+    progress: True for a bar, or what makes of an arm's name a function told after every call."""
     arms = baselines(64) if arms is None else arms
     if not arms or not shards:
         raise LimpetError("a comparison needs at least one arm and one shard")
@@ -133,7 +171,8 @@ def compare(
     judge = scoring.judge_of(model, judge)
     done = []
     for name, sampler in arms.items():
-        made = [sample(model, sampler, n, seed, length, prefix, None, batch_size, watch(name)) for seed in shards]
+        watch = progress(name) if callable(progress) else progress
+        made = [sample(model, sampler, n, seed, length, prefix, None, batch_size, watch) for seed in shards]
         measured = measure(judge, model, [shard.tokens for shard in made], made[0].prefix)
         done.append(Arm(**vars(measured), name=name, sampler=sampler, samples=made))
     data = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -17,6 +18,15 @@ class LimpetError(ValueError):
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(plain(str(sentence)))
+
+
+class Remark(UserWarning):
+    """A warning of something that is done all the same, and may not be what was meant."""
+
+
+def remark(sentence: str) -> None:
+    """Warn whoever called what calls this; the command line prints it as one line."""
+    warnings.warn(plain(sentence), Remark, stacklevel=3)
 
 
 def plain(text: str, most: int = MOST) -> str:

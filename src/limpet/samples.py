@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -15,8 +19,10 @@ from limpet.denoisers import Denoiser, Needed, Wrapped, tokenizer_digest
 from limpet.engine.path import Info, Path, State, check, generate, open_path
 from limpet.engine.steps import Backend
 from limpet.engine.streams import SAMPLES, SEEDS, Stream
-from limpet.errors import LimpetError, extra, plain
-from limpet.samplers import CRS, Sampler
+from limpet.errors import LimpetError, extra, plain, remark
+from limpet.files import read_text, write_whole
+from limpet.inline import table
+from limpet.samplers import CRS, Sampler, from_dict
 
 Ids = Sequence[int]
 Given = str | Ids | Tensor | Sequence[str] | Sequence[Ids]  # a prompt: text, ids, or (n, P) ids; or each sample's own
@@ -24,11 +30,16 @@ Fixed = Mapping[int, int | str | Ids] | Tensor  # a token, or some from there on
 Watcher = Callable[
     [State, Info, int, int], None
 ]  # told after every call of every batch, with how many are done, of all
+SHOWN = 8  # samples that a notebook shows of many
+ABOUT = ("nfe", "seed", "model", "digest", "precision", "tokenizer")  # what is written of all samples of a run alike
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """What `sample` returns."""
+    """What `sample` returns: a sequence of samples, each a plain dict with everything that decides it (`rows`).
+
+    A slice is the samples that follow each other there. Samples are equal where their rows are; `save` writes the rows
+    as JSON lines, as `limpet sample` does, and `load` reads them back, without the memory that a replay needs."""
 
     tokens: Tensor  # (n, L)
     nfe: int  # calls of the denoiser's body for each sample, counted
@@ -41,8 +52,9 @@ class Samples:
     given: Tensor  # (n, L) what was given, -1 where it was free
     model: str
     digest: str
+    precision: str  # what the model ran in
     tokenizer: str | None  # its digest
-    _decode: Callable[[list[int]], str] | None = field(repr=False)
+    _decode: Callable[[list[int]], str] | None
 
     @property
     def prefix(self) -> int:
@@ -71,9 +83,109 @@ class Samples:
             yield {
                 "text": None if before is None or after is None else before + after, "tokens": tokens,
                 "seed": self.seed, "sample": self.first + i, "model": self.model, "digest": self.digest,
-                "tokenizer": self.tokenizer, "nfe": self.nfe, "selected": selected[i], "prefix": prefix,
-                "prefix_text": before, "fixed": [[at, tokens[at]] for at in fixed], "sampler": sampler,
+                "precision": self.precision, "tokenizer": self.tokenizer, "nfe": self.nfe, "selected": selected[i],
+                "prefix": prefix, "prefix_text": before, "fixed": [[at, tokens[at]] for at in fixed],
+                "sampler": sampler,
             }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.rows()
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Samples: ...
+
+    def __getitem__(self, which: int | slice) -> dict[str, Any] | Samples:
+        if isinstance(which, int):
+            if not -len(self) <= which < len(self):
+                raise IndexError(f"there are {len(self)} samples, and none is number {which}")
+            (row,) = self[which % len(self) : which % len(self) + 1].rows()
+            return row
+        start, stop, step = which.indices(len(self))
+        if step != 1 or start >= stop:
+            raise LimpetError("a slice of samples is one or more that follow each other, as in samples[2:4]")
+        memory = [part[start:stop] for part in self.memory]
+        return replace(
+            self, tokens=self.tokens[start:stop], selected=self.selected[start:stop], given=self.given[start:stop],
+            first=self.first + start,
+            memory=tuple(memory) if type(self.memory) is tuple else type(self.memory)(*memory),
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Samples) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.caption}>"
+
+    @property
+    def caption(self) -> str:
+        """What they are, in a line."""
+        n, length = self.tokens.shape
+        many = f"{n} sample{'s' if n > 1 else ''} of {length} tokens"
+        return f"{many}: {self.model} in {self.precision}, {self.sampler!r}, seed {self.seed}"
+
+    def _repr_html_(self) -> str:
+        texts = self.texts if self._decode else [str(ids) for ids in self.tokens.tolist()]
+        rows = [[str(self.first + i), str(int(self.selected[i])), text] for i, text in enumerate(texts[:SHOWN])]
+        more = f"; the first {SHOWN}" if len(self) > SHOWN else ""
+        return table(self.caption + more, ["sample", "selected", "text"], rows)
+
+    def to_pandas(self) -> Any:
+        """A data frame, one row a sample; the sampler's knobs are columns of their own."""
+        return extra("pandas", "notebook").json_normalize(list(self), sep=" ")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """One line of JSON a sample; `limpet score` takes such a file too."""
+        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], sampler: Sampler | None = None) -> Samples:
+        """What `save` or `limpet sample --out` wrote. A sampler of one's own, in a Python file, is to be given: what a
+        file of samples names is never run."""
+        try:
+            lines = read_text(path, "name a file of samples").split("\n")  # a text may have other ends of lines in it
+            return _read([json.loads(line) for line in lines if line], sampler)
+        except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
+            reason = str(error) if isinstance(error, LimpetError) else repr(error)
+            raise LimpetError(f"{path} does not hold the samples of one run ({reason})") from error
+
+
+def _read(rows: list[dict[str, Any]], sampler: Sampler | None) -> Samples:
+    """Samples from the rows of one run, which agree on all but each sample's own. How many rows of the head were
+    evaluated is not written, as it hangs on the batch."""
+    if not rows:
+        raise LimpetError("it is empty")
+    first, own = rows[0], ("text", "tokens", "sample", "selected", "prefix", "prefix_text", "fixed")
+    for i, row in enumerate(rows):
+        if row["sample"] != first["sample"] + i or any(row[key] != first[key] for key in first if key not in own):
+            raise LimpetError(f"line {i + 1} is not of the run of line 1, or not the sample after the one before it")
+    if sampler is None:
+        if ".py:" in (name := str(first["sampler"])):  # also as another sampler's predictor
+            raise LimpetError(f"they were made under {name}, a file that is not run from here: give sampler=")
+        sampler = from_dict(first["sampler"])
+    elif sampler.to_dict() != first["sampler"]:
+        raise LimpetError(f"they were made under {first['sampler']}, not under {sampler}")
+    texts = {tuple(row["tokens"]): str(row["text"]) for row in rows}
+    texts |= {tuple(row["tokens"][: row["prefix"]]): str(row["prefix_text"]) for row in rows}
+    tokens = torch.tensor([row["tokens"] for row in rows], dtype=torch.long)
+    given = torch.full_like(tokens, -1)
+    for i, row in enumerate(rows):
+        at = [*range(row["prefix"]), *(position for position, _ in row["fixed"])]
+        given[i, at] = tokens[i, at]
+    return Samples(
+        tokens=tokens, given=given, head_rows=math.nan,
+        selected=torch.tensor([row["selected"] for row in rows], dtype=torch.long),
+        memory=(), sampler=sampler, first=int(first["sample"]),
+        **{name: first[name] for name in ABOUT},
+        _decode=None if first["text"] is None else lambda ids: texts[tuple(ids)],
+    )  # fmt: skip
 
 
 def cut(decode: Callable[[list[int]], str], ids: list[int], prefix: int) -> tuple[str, str]:
@@ -174,6 +286,7 @@ def sample(
         given=fixed.cpu(),
         model=model.name,
         digest=model.digest,
+        precision=model.precision,
         tokenizer=tokenizer_digest(model.tokenizer),
         _decode=None if model.tokenizer is None else model.tokenizer.decode,
     )
@@ -205,6 +318,10 @@ def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fix
     """(n, L) given tokens, -1 where free, from a prefix and fixed positions, checked."""
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
+    if length > model.length:
+        remark(
+            f"length is {length}, and {model.name} is made for {model.length}: of what lies beyond, it learnt nothing"
+        )
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
         for position, token in spelled(model, fixed.items(), length).items():
@@ -215,11 +332,17 @@ def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fix
         tokens[:] = fixed
     if prefix is not None:
         for rows, given in _prefixes(prefix, n):
-            ids = ids_of(model, given, "the prefix")
+            ids = torch.tensor(ids_of(model, given, "the prefix"), dtype=torch.long)
             if len(ids) > length:
                 which = "the prefix" if isinstance(rows, slice) else f"prefix {rows + 1} of {n}"
                 raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
-            tokens[rows, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+            begins = tokens[rows, : len(ids)]
+            torn = ((begins >= 0) & (begins != ids)).reshape(-1, len(ids)).any(0).nonzero()
+            if len(torn):
+                raise LimpetError(
+                    f"prefix and fixed give position {int(torn[0])} different tokens: leave it out of one of them"
+                )
+            tokens[rows, : len(ids)] = ids
     for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
         _check_token(model, token)
     return tokens
@@ -278,7 +401,25 @@ def watcher(progress: bool | Watcher) -> Iterator[Watcher]:
     elif not progress:
         yield lambda state, info, done, total: None
     else:
-        console = extra("rich.console", "cli").Console(stderr=True)
-        with extra("rich.progress", "cli").Progress(console=console, transient=True) as bar:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        if console.is_jupyter or not console.is_terminal:
+            yield _line(often=console.is_jupyter)
+            return
+        with Progress(console=console, transient=True) as bar:
             task = bar.add_task("sampling", total=None)
             yield lambda state, info, done, total: bar.update(task, completed=done, total=total)
+
+
+def _line(often: bool) -> Watcher:
+    """Progress where there is no terminal: in a notebook a line that is written over, which needs no widgets, and
+    elsewhere the last of it."""
+
+    def watch(state: State, info: Info, done: int, total: int) -> None:
+        if often or done == total:
+            sys.stderr.write(f"\r{done:,} of {total:,} calls" + "\n" * (done == total))
+            sys.stderr.flush()
+
+    return watch

@@ -53,6 +53,13 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.se:.2g}"
 
+    def __format__(self, form: str) -> str:
+        """Both numbers in one form, 41.79 ± 0.84 in .2f; no error for one shard alone, no number where one has none."""
+        if not form or math.isnan(self.mean):
+            return str(self) if not form else "n/a"
+        error = f" ± {self.se:{form}}" if len(self.values) > 1 else ""
+        return f"{self.mean:{form}}{error}"
+
 
 def numbers(values: ArrayLike) -> list[float | None]:
     """Plain numbers for JSON, None where there is none."""

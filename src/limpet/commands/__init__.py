@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,16 +33,21 @@ DEFAULT_MODEL = "mini"
 MODEL = "built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or ./my.py:factory"
 Model = Annotated[str, tyro.conf.arg(help=MODEL)]
 Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ...; a GPU where there is one")]
+Weights = Annotated[
+    Literal["ema", "raw"], tyro.conf.arg(help="of a training checkpoint: its running average, or its own weights")
+]
+Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag")]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample; the model's own unless told")]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where networks run, and in what: options of many commands."""
+class Runs:
+    """Where networks run, and in what: options of many commands. As they come, they are those of `limpet.load`, so that
+    a command and Python draw the same."""
 
     device: Device = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """what the network runs in; auto is bfloat16 where the device has it"""
 
     @property
@@ -53,17 +59,33 @@ class Where:
         native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
         return "bfloat16" if native else "float32"
 
-    def load(self, model: str) -> Denoiser:
-        return load(model, device=self.device, precision=self.resolved)
-
     def judge(self, name: str) -> Judge | None:
         """A judge by name; "none" is nobody, and "auto" the built-in one where it is."""
         name = name if name != "auto" else BUILTIN if has_builtin() else "none"
         return None if name == "none" else load_judge(name, self.device, self.resolved)
 
 
-Somewhere = Annotated[Where, tyro.conf.arg(name="")]  # its options stand among the command's own
-HERE, IN_FLOAT32 = Where(), Where(precision="float32")
+@dataclass(frozen=True)
+class Where(Runs):
+    """And which of a model's weights: options of every command that names a model."""
+
+    weights: Weights = "ema"
+    revision: Revision = None
+
+    @property
+    def which(self) -> dict[str, str]:
+        """What was told of the weights, as `load` takes it; not every family has two kinds of them."""
+        told = {"weights": self.weights if self.weights != "ema" else None, "revision": self.revision}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def load(self, model: str) -> Denoiser:
+        return load(model, device=self.device, precision=self.resolved, **self.which)
+
+
+# Their options stand among the command's own.
+Running = Annotated[Runs, tyro.conf.arg(name="")]
+Somewhere = Annotated[Where, tyro.conf.arg(name="")]
+HERE, ANYWHERE = Where(), Runs()
 
 
 def arms(texts: Sequence[str], nfe: int | None = None) -> dict[str, Sampler]:
@@ -107,12 +129,37 @@ def show(as_json: bool, document: Any, shown: Iterable[Any]) -> None:
         sys.stdout.write("\n")
     else:
         for part in shown:
-            out.print(part, markup=False)
+            out.print(part, markup=False, soft_wrap=not out.is_terminal)  # a pipe's reader cuts lines where it likes
 
 
 @contextmanager
 def progress(what: str = "", total: float | None = None, **fields: Any) -> Iterator[Callable[..., None]]:
-    """A bar on standard error: what, how far, details, time left; it goes away when done. Gives rich's `update`."""
+    """How far it is, on standard error: what, how much, details, time left. Gives rich's `update`.
+
+    In a terminal that is a bar, which goes away when done; elsewhere a line for whatever was described, an arm for
+    one, and the time that it took."""
+    if not err.is_terminal:
+        with _lines(what) as tell:
+            yield tell
+        return
     columns = "{task.description}", BarColumn(), "{task.completed}/{task.total}", "{task.fields[detail]}"
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
         yield partial(bar.update, bar.add_task(what, total=total, **{"detail": "", **fields}))
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[Callable[..., None]]:
+    begun = time.monotonic()
+
+    def tell(description: str | None = None, **_: Any) -> None:
+        nonlocal what, begun
+        if description not in (None, what):
+            done()
+            what, begun = str(description), time.monotonic()
+
+    def done() -> None:
+        if what:
+            err.print(f"{what}: {time.monotonic() - begun:.1f} s", markup=False, soft_wrap=True)
+
+    yield tell
+    done()

@@ -12,11 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from limpet import studies
-from limpet.commands import Device, Json, err, out, show
+from limpet.commands import Device, Json, Revision, Weights, Where, err, out, show
 from limpet.commands.study import documents, each, make, written
 from limpet.errors import LimpetError
 from limpet.judges import BUILTIN
 from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report
+from limpet.lab.page import PAPER
 from limpet.lab.places import local
 
 Name = Literal[
@@ -39,6 +40,8 @@ def run(
     text: Path | None = None,
     device: Device = None,
     precision: Precision | None = None,
+    weights: Weights = "ema",
+    revision: Revision = None,
     store: str = "limpet-store",
     json: Json = False,
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
@@ -76,7 +79,7 @@ def run(
 
     def audit(one: str) -> Results:
         study, own = _study(one, preset, model, paths, nfe, judge, text)
-        shelf = Shelf(device, precision or own)
+        shelf = Shelf(device, precision or own, Where(weights=weights, revision=revision).which)
         for reason in make(study, kept, local(shelf=shelf), shelf).failed.values():
             raise LimpetError(reason)
         results = collect(study, kept)
@@ -120,14 +123,16 @@ def _study(
 def _show(results: Results) -> None:
     """The report's tables in a terminal."""
     study = results.study
-    for shown in study.show(results).tables:
+    for shown in report.shown(results).tables:
         view = Table(title=f"{study.title} ({study.preset})", caption=f"{shown.caption} {READING}")
         for i, head in enumerate(shown.head):
-            view.add_column(head, justify="left" if i < shown.names or head == "paper" else "right", no_wrap=True)
+            view.add_column(
+                head, justify="left" if i < shown.names or head == PAPER else "right", no_wrap=i >= shown.names
+            )
         for group in shown.groups:
             for entries in group:
                 view.add_row(*(escape(f"{one.text} [{one.paper}]" if one.paper else one.text) for one in entries))
             view.add_section()
-        out.print(view)
+        out.print(view, soft_wrap=not out.is_terminal)
     for what, convention in study.conventions.items():
         err.print(f"{what}: {convention}", style="dim", markup=False)

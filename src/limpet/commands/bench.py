@@ -9,7 +9,7 @@ import torch
 from rich.table import Table
 
 from limpet import speed
-from limpet.commands import DEFAULT_MODEL, HERE, Json, Somewhere, err, show
+from limpet.commands import DEFAULT_MODEL, Json, Somewhere, Where, err, show
 from limpet.denoisers.duo import Duo, Shape
 from limpet.denoisers.files import usable_device
 from limpet.engine.steps import backends
@@ -20,6 +20,7 @@ COLUMNS = (  # of the table: head, what is in it, how it is written
     ("of bare", "ratio", "{:.3f}"), ("peak GiB", "peak_gib", "{:.2f}"), ("tokens/s", "tokens_per_second", "{:,.0f}"),
     ("head rows", "head_rows", "{:.3f}"),
 )  # fmt: skip
+FASTEST = Where(precision="auto")
 
 
 def run(
@@ -27,7 +28,7 @@ def run(
     nfe: tuple[int, ...] = (64, 8),
     batches: tuple[int, ...] | None = None,
     runs: int = 3,
-    where: Somewhere = HERE,
+    where: Somewhere = FASTEST,
     compile: bool | None = None,
     threads: int | None = None,
     released: bool = False,

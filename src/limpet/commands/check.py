@@ -6,7 +6,7 @@ import tyro
 
 from limpet import samplers
 from limpet.check import NFE, Row, arm_rows, model_rows, verdict
-from limpet.commands import IN_FLOAT32, Arms, Json, Length, Model, Somewhere, out, show
+from limpet.commands import HERE, Arms, Json, Length, Model, Somewhere, out, show
 
 
 def run(
@@ -16,7 +16,7 @@ def run(
     arm: Arms = (),
     nfe: int = NFE,
     length: Length = None,
-    where: Somewhere = IN_FLOAT32,
+    where: Somewhere = HERE,
     json: Json = False,
 ) -> int:
     """Hold a model, and samplers on it, to what every part of limpet relies on. Exit code 1 if a check fails.

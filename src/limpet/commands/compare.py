@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from rich.table import Table
 from rich.text import Text
 
-from limpet.commands import DEFAULT_MODEL, HERE, Arms, Json, Length, Model, Somewhere, arms, err, progress, show
+from limpet.commands import DEFAULT_MODEL, HERE, Arms, Json, Length, Model, Somewhere, arms, err, out, progress, show
 from limpet.compare import SHARDS, Comparison, baselines, compare
 from limpet.judges import BUILTIN, load_judge
-from limpet.lab.page import number
 from limpet.samples import Watcher
 from limpet.scoring import true_law
-from limpet.stats import mean_se
+
+NARROW = 12  # columns of a head, where there are few
 
 
 def run(
@@ -59,7 +61,11 @@ def run(
         for name, convention in {"NLL": result.judge["rule"], **result.conventions}.items():
             err.print(f"{name}: {convention}", style="dim", markup=False)
     many = min(texts, n) if denoiser.tokenizer else 0
-    show(json, result.to_dict(), [table(result), *(side_by_side(result, i) for i in range(many))])
+    show(
+        json,
+        result.to_dict(),
+        [table(result, out.width if out.is_terminal else None), *(side_by_side(result, i) for i in range(many))],
+    )
 
 
 def side_by_side(result: Comparison, i: int) -> Table:
@@ -71,28 +77,17 @@ def side_by_side(result: Comparison, i: int) -> Table:
     return view
 
 
-def table(result: Comparison) -> Table:
-    """One row an arm: mean and standard error over shards."""
-    judge, exact = result.judge, result.judge["convention"] == "law"
-    counted = [arm.counted for arm in result.arms]
-    counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
-    shards = f"{len(result.shards)} shards of {result.samples_per_shard} samples"
-    view = Table(
-        title=f"{result.model}: {shards}, {result.length} tokens",
-        caption=f"{judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, by {judge['convention']}, {counts} "
-        f"tokens counted an arm; {result.model} in {result.precision}\n"
-        "mean and standard error over shards; contrasts paired by shard",
-    )
-    heads = ["arm", "calls", "true NLL" if exact else "GenPPL", f"NLL - {result.arms[0].name}"]
-    for head in (*heads, *result.conventions, "selected"):
-        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
-    for arm in result.arms:
-        quality = mean_se(arm.nll) if exact else result.perplexity(arm)
-        gain = "" if arm is result.arms[0] else number(result.gain(arm), 4)
-        measures = [number(mean_se(values), 4) for values in arm.values.values()]
-        first = [arm.name, str(arm.nfe), number(quality, 4 if exact else 2), gain]
-        view.add_row(*first, *measures, f"{arm.selected:.0f}")
-    if (data := result.data) is not None:
-        nll, *measures = (number(mean_se(values), 4) for values in (data.nll, *data.values.values()))
-        view.add_row("the source", "", nll, "", *measures, "", style="dim")
+def table(result: Comparison, width: int | None) -> Table:
+    """One row an arm; where that is too wide, each error under its mean."""
+    title, caption = result.caption
+    head, rows = result.table()
+    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
+    narrow = width is not None and sum(widths) + 1 > width
+    between = "\n± " if narrow else " ± "
+    view = Table(title=title, caption=caption)
+    for name in head:
+        shown = fill(name, NARROW, break_on_hyphens=False) if narrow else name
+        view.add_column(shown, justify="left" if name == "arm" else "right", no_wrap=name != "arm", overflow="fold")
+    for row, style in zip(rows, [None] * len(result.arms) + ["dim"], strict=False):
+        view.add_row(*(Text(text.replace(" ± ", between)) for text in row), style=style)
     return view

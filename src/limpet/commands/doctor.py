@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
+from textwrap import fill
 from typing import Any
 
 import torch
 
-from limpet.commands import Json, native_bfloat16, show
+from limpet import __version__
+from limpet.commands import Json, native_bfloat16, out, show
 from limpet.denoisers.sources import source
 from limpet.engine.steps import Backend, backends, trial
 from limpet.engine.streams import philox
@@ -16,7 +19,6 @@ from limpet.engine.support import Support
 from limpet.samplers import CRS
 from limpet.samples import sample
 
-PACKAGES = ("limpet", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "transformers", "triton")
 LAWS = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2))
 PHILOX = "d16cfe09 94fdcceb 5001e420 24126ea1"  # the generator's published answer for the digits of pi
 LEVEL = 1e-6  # a sound backend fails one check in a million
@@ -32,22 +34,51 @@ def run(json: Json = False) -> int:
     checks = [generator_check(device) for device in devices] + [calls_check()]
     for device in devices:
         checks += [chi_square_check(name, backend, device) for name, backend in backends(device).items()]
-    found, facts_of = versions(), [device_facts(device) for device in devices]
+    found, extras, facts_of = versions(), extras_found(), [device_facts(device) for device in devices]
     machine = [(facts["device"], f"{facts['name']}, bfloat16 {facts['bfloat16']}") for facts in facts_of]
     checked = [("ok" if one["ok"] else "FAILED", f"{one['check']}: {one['found']}") for one in checks]
-    lines = (f"{head:<16} {words}" for head, words in [*found.items(), *machine, *checked])
-    show(json, {"versions": found, "devices": facts_of, "checks": checks}, lines)
+    optional = [(f"[{name}]", _extra_words(name, parts)) for name, parts in extras.items()]
+    listed = [*found.items(), *optional, *machine, *checked]
+    lines = (fill(f"{head:<16} {words}", out.width, subsequent_indent=" " * 17) for head, words in listed)
+    show(json, {"versions": found, "extras": extras, "devices": facts_of, "checks": checks}, lines)
     return 0 if all(check["ok"] for check in checks) else 1
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+    """Of Python, of limpet, and of all that it cannot do without."""
+    found = {"python": platform.python_version(), "platform": platform.platform(), "limpet": __version__}
+    return found | {name: version(name) or "not installed" for name in required("")}
+
+
+def extras_found() -> dict[str, dict[str, str | None]]:
+    """Every extra of limpet, and what it brings: by name a version, None where it is not installed."""
+    listed = importlib.metadata.metadata("limpet").get_all("Provides-Extra") or []
+    return {extra: {name: version(name) for name in required(extra)} for extra in listed}
+
+
+def required(extra: str) -> list[str]:
+    """What limpet needs of itself (""), or with an extra, as its package says."""
+    found = []
+    for line in importlib.metadata.requires("limpet") or []:
+        name, _, condition = line.partition(";")
+        of = re.search(r"extra == ['\"](.+?)['\"]", condition)
+        if (of[1] if of else "") == extra and not name.startswith("limpet"):
+            found.append(re.split(r"[^\w.-]", name.strip())[0])
     return found
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _extra_words(extra: str, parts: dict[str, str | None]) -> str:
+    missing = [name for name, found in parts.items() if found is None]
+    if missing:
+        return f"lacks {', '.join(missing)}: pip install 'limpet[{extra}]'"
+    return ", ".join(f"{name} {found}" for name, found in parts.items())
 
 
 def device_facts(device: str) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
-from limpet.commands import IN_FLOAT32, Json, Model, Somewhere, show
-from limpet.denoisers.catalog import load
+from limpet.commands import HERE, Json, Model, Somewhere, show
 from limpet.engine.process import EPS
 
 
@@ -15,9 +14,7 @@ def run(
     model: tyro.conf.Positional[Model],
     /,
     *,
-    weights: Literal["ema", "raw"] = "ema",
-    revision: str | None = None,
-    where: Somewhere = IN_FLOAT32,
+    where: Somewhere = HERE,
     json: Json = False,
 ) -> None:
     """Load a model and say what it is: where it came from, its digest, sizes, noise schedule and tokenizer.
@@ -25,13 +22,8 @@ def run(
     $ limpet info mini
     $ limpet info s-sahoo/duo-distilled --json
     $ limpet info runs/duo.ckpt --weights raw
-
-    Args:
-        weights: of a training checkpoint, its running average or its own weights
-        revision: a commit, branch or tag on the hub
     """
-    options = {} if weights == "ema" else {"weights": weights}  # not every family has two
-    found = load(model, device=where.device, precision=where.resolved, revision=revision, **options)
+    found = where.load(model)
     about: dict[str, Any] = {
         "name": found.name,
         "digest": found.digest,

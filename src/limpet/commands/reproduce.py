@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from limpet import __version__, lab, sample, studies
-from limpet.commands import IN_FLOAT32, Json, Somewhere, err, show
+from limpet.commands import ANYWHERE, Json, Running, err, show
 from limpet.commands.study import On, make, placed
 from limpet.denoisers import Denoiser
 from limpet.denoisers.files import MINIS
@@ -46,7 +46,7 @@ def run(
     from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
     on: On = "local",
     workers: int | None = None,
-    where: Somewhere = IN_FLOAT32,
+    where: Running = ANYWHERE,
     json: Json = False,
 ) -> int:
     """Run all that the paper measures, in order: check what is needed, say how much it is and how long it takes, make

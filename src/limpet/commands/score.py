@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
 
 from limpet import scoring, stats
-from limpet.commands import IN_FLOAT32, Json, Somewhere, progress, show
+from limpet.commands import ANYWHERE, Json, Running, out, progress, show
 from limpet.denoisers import tokenizer_digest
 from limpet.errors import LimpetError
 from limpet.files import read_text
@@ -303,29 +306,41 @@ def _file_document(result: Result, plan: Plan) -> dict[str, Any]:
     return {**about, "judge": judge, "rows": [row.to_dict() for row in result.rows]}
 
 
-def _lines(document: dict[str, Any]) -> Iterator[str]:
-    """What the terminal shows."""
+def _shown(document: dict[str, Any], width: int) -> Iterator[Table | str]:
+    """What the terminal shows: a table a file and a contrast, then under a number each how rows were taken."""
+    notes: dict[str, int] = {}  # conventions, in the order in which they came
     for file in document["files"]:
         by, judge = "no judge", file["judge"]
         if judge:
             by = f"judge {judge['name']} ({judge['digest'][:12]}), {judge['precision']}, {judge['counted']} ids counted"
-        yield f"{file['file']}: {file['samples']} samples, {len(file['shards'])} shards, {file['ids']}, {by}"
-        yield from map(_line, file["rows"])
+        about = f"{file['file']}: {file['samples']} samples, {len(file['shards'])} shards, {file['ids']}, {by}"
+        yield _table(about, file["rows"], notes)
         if judge and judge["longer_than_context"]:
             many, most = judge["longer_than_context"], judge["context"]
-            yield f"  {many} samples exceed the judge's context of {most} ids: they were read in overlapping windows"
+            yield fill(f"{many} samples exceed the judge's context of {most} ids: read in overlapping windows", width)
     for contrast in document["contrasts"]:
-        yield f"{contrast['b']} - {contrast['a']}, paired"
-        yield from [f"  {contrast['unpaired']}"] if contrast["unpaired"] else map(_line, contrast["rows"])
-    yield f"mean ± standard error over shards [{LEVEL:.0%} bootstrap over samples]"
+        about = f"{contrast['b']} - {contrast['a']}, paired"
+        yield (
+            fill(f"{about}: {contrast['unpaired']}", width)
+            if contrast["unpaired"]
+            else _table(about, contrast["rows"], notes)
+        )
+    yield f"mean ± standard error over shards, and a {LEVEL:.0%} bootstrap over samples"
+    yield from (fill(f"{i} {rule}", width, subsequent_indent="  ") for rule, i in notes.items())
 
 
-def _line(row: dict[str, Any]) -> str:
-    drawn = row["bootstrap"] or {"low": None, "high": None}
-    values = (row["mean"], row["se"], drawn["low"], drawn["high"])
-    mean, se, low, high = ("-" if value is None else f"{value:.4f}" for value in values)
-    interval = f"[{low}, {high}]" if row["bootstrap"] else ""
-    return f"  {row['metric']:<17}{mean:>10} ± {se:<8} {interval:<21} {row['convention']}"
+def _table(about: str, rows: Sequence[dict[str, Any]], notes: dict[str, int]) -> Table:
+    view = Table(title=about, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("metric", "mean", "interval", "note"):
+        view.add_column(head, justify="left" if head == "metric" else "right", no_wrap=True)
+    for row in rows:
+        drawn = row["bootstrap"] or {"low": None, "high": None}
+        values = (row["mean"], row["se"], drawn["low"], drawn["high"])
+        mean, se, low, high = ("-" if value is None else f"{value:.4f}" for value in values)
+        note = notes.setdefault(row["convention"], len(notes) + 1)
+        error = "" if row["se"] is None else f" ± {se}"
+        view.add_row(row["metric"], mean + error, f"{low} to {high}" if row["bootstrap"] else "", str(note))
+    return view
 
 
 def run(
@@ -335,7 +350,7 @@ def run(
     judge: str = "auto",
     convention: Literal["auto", "ids", "text", "released", "law"] = "auto",
     reference: str | None = None,
-    where: Somewhere = IN_FLOAT32,
+    where: Running = ANYWHERE,
     batch_size: int | None = None,
     cache: Path | None = None,
     separator: str = "\n",
@@ -383,4 +398,4 @@ def run(
         "files": [_file_document(result, plan) for result in results],
         "contrasts": [_contrast_document(results[0], result) for result in results[1:]],
     }
-    show(json, document, _lines(document))
+    show(json, document, _shown(document, out.width))

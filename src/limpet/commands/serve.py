@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from limpet import samplers
-from limpet.commands import DEFAULT_MODEL, HERE, Arms, Somewhere, Where, arms, err
+from limpet.commands import DEFAULT_MODEL, HERE, Arms, Runs, Somewhere, Where, arms, err
 from limpet.denoisers.exact import Source
 from limpet.denoisers.files import builtin_names
 from limpet.denoisers.sources import SOURCES
@@ -75,7 +75,7 @@ def stock(models: tuple[str, ...], judge: str, where: Where) -> Stock:
     """What a worker holds, ready to work: the first call of a network is its slowest."""
     loaded = {name: where.load(name) for name in models}
     judged = any(not isinstance(model, Source) for model in loaded.values())
-    scorer = Where(where.device, "float32").judge(judge) if judged else None
+    scorer = Runs(where.device).judge(judge) if judged else None
     sample(loaded[models[0]], samplers.parse("native nfe=2")[1], n=1)
     return Stock(loaded, scorer)
 

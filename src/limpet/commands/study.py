@@ -15,7 +15,7 @@ import tyro
 from rich.markup import escape
 
 from limpet import lab, studies
-from limpet.commands import IN_FLOAT32, Json, Somewhere, err, progress, show
+from limpet.commands import HERE, Json, Somewhere, err, progress, show
 from limpet.errors import LimpetError
 from limpet.lab import Progress, Results, Shelf, Store, Study, Summary, files, report, units
 from limpet.lab.places import Place, local
@@ -38,7 +38,7 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     shard: str = "1/1",
-    where: Somewhere = IN_FLOAT32,
+    where: Somewhere = HERE,
     n: int | None = None,
     prompts: str | None = None,
     threads: int | None = None,
@@ -75,7 +75,7 @@ def run(
         return _list(json)
     # Where workers load their own models, these are only looked at: they need no GPU.
     device = where.device
-    shelf = Shelf(device if on == "local" else "cpu", where.resolved)
+    shelf = Shelf(device if on == "local" else "cpu", where.resolved, where.which)
     names = list(STUDIES) if name == "all" else [name]
     listed = [
         files.load(one, shelf if action == "run" else None) if one.endswith(".toml") else
@@ -103,18 +103,20 @@ def make(
     """Make what the store does not hold yet of a study, and say how far that is and what came of it."""
     begun = time.monotonic()
     cells: set[str] = set()  # that are worked on
-    with progress(one.name) as update:
+    with progress() as update:
 
         def tell(now: Progress) -> None:
-            detail = "units"
+            detail = f"units of {one.name}"
             if (event := now.event) is not None:
                 cell = event.unit.name.rpartition(", seed ")[0]
-                if event.error is None:
-                    cells.add(cell)
-                else:
+                if event.error is not None:
                     err.print(f"{event.unit.name} failed: {event.error}", style="red", markup=False)
+                elif cell not in cells:
+                    cells.add(cell)
+                    if not err.is_terminal:
+                        err.print(f"{cell}: {now.done} of {now.total} units", markup=False)
                 left = "" if now.left is None else f" · {clock(now.left)} left"
-                detail = f"units · {len(cells)} cells worked on · {escape(cell)}{left}"
+                detail += f" · {len(cells)} cells worked on · {escape(cell)}{left}"
             update(completed=now.done, total=now.total, detail=detail)
 
         try:
@@ -155,15 +157,19 @@ def each(chosen: Mapping[str, S], find: Callable[[S], T]) -> list[T]:
 
 def written(found: list[Results], folder: Path, index: bool) -> list[Path]:
     """A report of each in a folder of its own, and an index over all that lie there."""
+
+    def tell(remark: str) -> None:
+        err.print(remark, markup=False, soft_wrap=True)
+
     among = index or (folder / "index.html").is_file()
-    pages = [report.write(results, folder / units.name(results.study), among) for results in found]
+    pages = [report.write(results, folder / units.name(results.study), among, tell) for results in found]
     if index:
         pages.append(report.write_index([report.section(results) for results in found], folder))
     return pages
 
 
 def documents(found: list[Results]) -> list[dict[str, Any]]:
-    return [report.to_dict(results, results.study.show(results)) for results in found]
+    return [report.to_dict(results, report.shown(results)) for results in found]
 
 
 def _status(kept: Store, chosen: dict[str, Study], json: bool) -> int:

@@ -12,7 +12,7 @@ import tyro
 from rich.table import Table
 
 from limpet import registry, scoring
-from limpet.commands import IN_FLOAT32, Json, Length, Model, Somewhere, err, show
+from limpet.commands import HERE, Json, Length, Model, Somewhere, err, show
 from limpet.commands.study import On, make, placed
 from limpet.errors import LimpetError
 from limpet.files import write_whole
@@ -44,7 +44,7 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     threads: int | None = None,
-    where: Somewhere = IN_FLOAT32,
+    where: Somewhere = HERE,
     out_file: Annotated[Path, tyro.conf.arg(name="out")] = Path("tuned.toml"),
     json: Json = False,
 ) -> int:
@@ -76,7 +76,7 @@ def run(
     """
     if out_file.suffix != ".toml" or not out_file.resolve().parent.is_dir():
         raise LimpetError(f"out is {str(out_file)!r}; it takes a file that ends in .toml, in a folder that is there")
-    shelf = Shelf(where.device if on == "local" else "cpu", where.resolved)
+    shelf = Shelf(where.device if on == "local" else "cpu", where.resolved, where.which)
     known = judge is None and scoring.true_law(shelf.model(model)) is not None
     judges = () if known else (Judging(judge or BUILTIN),)
     question = Question(model, nfe, judges, space or ASKED.spaces, arms, n, shards, entropy, tolerance, length, seed)
@@ -163,7 +163,7 @@ def table(found: Tuned) -> Table:
 def _table(title: str, caption: str, *heads: str) -> Table:
     view = Table(title=title, caption=caption)
     for head in heads:
-        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head != "arm")
     return view
 
 

@@ -53,6 +53,10 @@ class Denoiser(ABC):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def __repr__(self) -> str:
+        about = f"{self.length} tokens of {self.vocab_size:,}, {self.precision} on {self.device}"
+        return f"<{type(self).__name__} {self.name}: {about}>"
+
     @abstractmethod
     def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
         """(B, L) tokens, one time or (B,) times -> (B, L, D) features."""

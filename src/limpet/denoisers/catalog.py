@@ -34,9 +34,12 @@ def load(
     tag on the hub. Other options are the family's own: a Duo checkpoint takes weights="raw" for its own weights instead
     of their running average. An exact source computes in float64 on the CPU whatever they say."""
     text = os.fspath(name)
+    place = files.usable_device(device)
     if text.startswith("exact:"):
+        if told := [*options, *(["revision"] if revision is not None else [])]:
+            raise LimpetError(f"{text} is computed, not read from files: it has no {' or '.join(told)}, leave that out")
         return sources.source(text)
-    options |= {"device": files.usable_device(device), "precision": precision}
+    options |= {"device": place, "precision": precision}
     in_file = registry.is_file(text) and revision is None
     found = None if in_file else files.find(name, revision)
     if found is None:

@@ -31,7 +31,7 @@ from limpet.denoisers.tensors import (
 )
 from limpet.denoisers.text import BERT_SIZE, GPT2_SIZE, Tokenizer, read_tokenizer
 from limpet.denoisers.torchfile import Stored, TorchFile
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, remark
 from limpet.files import opened, write_whole
 
 T = TypeVar("T")
@@ -52,6 +52,11 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 GPT2 = "GPT-2's", ("openai-community/gpt2", "gpt2")
 BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
 PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # whose tokenizer a model of so many ids has
+FAMILIAR = frozenset(  # of a config.json: sizes, which tensors tell, and what no forward pass depends on
+    "_name_or_path architectures attention_dropout auto_map bos_token_id cond_dim dropout dtype eos_token_id "
+    "hidden_dim hidden_size initializer_range intermediate_size mlp_dim model_length model_type n_blocks n_heads "
+    "num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
+)
 INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor lies in which
 INDEX_LIMIT = 64 << 20  # bytes of it: names alone, the largest released models' take a few megabytes
 CONFIG = 1 << 20  # bytes of a config.json
@@ -235,6 +240,8 @@ def read_config(
         raise LimpetError(f"{path} is not JSON ({error}): fetch or copy it again") from error
     if not isinstance(config, dict):
         raise LimpetError(f"{path} holds a {type(config).__name__}, not a model's settings: fetch or copy it again")
+    if takes is not None and (strange := sorted(config.keys() - takes.keys() - FAMILIAR)):
+        remark(f"{path} has {some(strange)}, of which {what} here knows nothing: it is read as if that were not there")
     return checked(
         config, {"model_type": ("a text", lambda value: isinstance(value, str)), **(takes or {})}, path, what
     )

@@ -39,6 +39,10 @@ class State(NamedTuple):
     memory: tuple[Tensor, ...] = ()  # (B, L) each: the sampler's own
     made: Made | None = None  # by the last call, for a model that the next one tells of it
 
+    def __repr__(self) -> str:
+        remembered = getattr(self.memory, "_fields", range(len(self.memory)))
+        return f"<State after call {self.call}: tokens {tuple(self.tokens.shape)}, remembers {[*remembered]}>"
+
 
 class Info(NamedTuple):
     """What one call saw and did: for viewers and audits, never read by the sampler."""
@@ -48,6 +52,9 @@ class Info(NamedTuple):
     input: Tensor  # (B, L) what the denoiser saw
     outcome: Outcome
     marks: Mapping[str, Tensor]  # (B, L) bool by name, for viewers to draw
+
+    def __repr__(self) -> str:
+        return f"<Info of call {self.call} at t {self.t:.4g}: input {tuple(self.input.shape)}, marks {[*self.marks]}>"
 
 
 class Features(NamedTuple):
@@ -78,6 +85,9 @@ class Path:
 
     def __post_init__(self) -> None:
         check(self.denoiser)
+
+    def __repr__(self) -> str:
+        return f"<Path of {len(self.fixed)} x {self.fixed.shape[1]} tokens: {self.denoiser!r}>"
 
     @cached_property
     def free(self) -> Tensor:

@@ -236,7 +236,7 @@ def make(
     before = _begun(store)
     draws, document = resolve(order, store, shelf)
     store.write_plan(PLAN, document)
-    job = Job(store.path, (), (), shelf.precision, None, threads)
+    job = Job(store.path, (), (), shelf.precision, None, threads, shelf.which)
     summary = work([[draw] for draw in draws], store, place, job, _paced(document, tell))
     if before is not None and before["samples"] < document["samples"]:  # its last shard has grown, and is not damaged
         summary.damaged.pop(f"shard {(before['samples'] - 1) // before['per_shard']}", None)

@@ -4,11 +4,13 @@ from."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from limpet.lab.claims import Claim
 from limpet.stats import Estimate
+
+PAPER = "paper"  # the head of a column with its values
 
 
 class Entry(NamedTuple):
@@ -111,12 +113,25 @@ class Page:
     scatters: tuple[Scatter, ...] = ()
 
 
+def alone(page: Page) -> Page:
+    """The same without the paper: neither its values nor verdicts on what it claims."""
+    return replace(
+        page, claims=(), contrasts=tuple(one._replace(paper="") for one in page.contrasts),
+        tables=tuple(map(_alone, page.tables)),
+    )  # fmt: skip
+
+
+def _alone(table: Table) -> Table:
+    """Entries without the paper's beside them, and no column of its own."""
+    kept = [i for i, head in enumerate(table.head) if head != PAPER]
+    head = tuple(table.head[i] for i in kept)
+    groups = (tuple(tuple(line[i]._replace(paper="") for i in kept) for line in group) for group in table.groups)
+    return replace(table, head=head, groups=tuple(groups))
+
+
 def number(estimate: Estimate, digits: int) -> str:
     """41.79 ± 0.84; no error for one shard alone, no number where one has none."""
-    if estimate.mean != estimate.mean:
-        return "n/a"
-    error = f" ± {estimate.se:.{digits}f}" if len(estimate.values) > 1 else ""
-    return f"{estimate.mean:.{digits}f}{error}"
+    return f"{estimate:.{digits}f}"
 
 
 def signed(estimate: Estimate, digits: int) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -23,7 +23,7 @@ from limpet.files import write_whole
 from limpet.inline import for_script, hashed
 from limpet.lab import figures, render, units
 from limpet.lab.claims import FEW, LEVEL, Claim, PaperVerdict, Verdict
-from limpet.lab.page import Dot, Entry, Page, Scatter, Table, signed
+from limpet.lab.page import PAPER, Dot, Entry, Page, Scatter, Table, alone, signed
 from limpet.lab.results import Results
 from limpet.lab.study import Study
 from limpet.stats import numbers
@@ -45,17 +45,31 @@ UNITS = (
 BRACKETS = "In brackets: the paper's values, of its own models at its own sizes."
 
 
-def write(results: Results, folder: Path, among: bool = False) -> Path:
-    """Write a study's report into a folder of its own, alone or among others with an index; returns the page."""
-    results = kept(results)
+def shown(results: Results) -> Page:
+    """What a report shows: of toys, nothing of the paper."""
     page = results.study.show(results)
+    return alone(page) if results.study.toy else page
+
+
+def write(
+    results: Results, folder: Path, among: bool = False, tell: Callable[[str], None] = lambda remark: None
+) -> Path:
+    """Write a study's report into a folder of its own, alone or among others with an index; returns the page. Without
+    matplotlib it has no figures, which is told."""
+    results = kept(results)
+    page = shown(results)
+    try:
+        drawn = {figure.name: figures.draw(figure) for figure in page.figures}
+    except LimpetError as error:
+        tell(f"{results.study.name} has tables alone: {error}")
+        drawn, page = {}, replace(page, figures=())
     text = markdown(results, page)
     every = json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":"))
     files = {"report.md": text.encode(), "report.json": f"{every}\n".encode()}
     for table in page.tables:
         files |= {f"tables/{table.name}.{kind}": make(table).encode() for kind, make in render.FORMATS.items()}
-    for figure in page.figures:
-        files |= {f"figures/{figure.name}.{kind}": data for kind, data in figures.draw(figure).items()}
+    for name, kinds in drawn.items():
+        files |= {f"figures/{name}.{kind}": data for kind, data in kinds.items()}
     files["index.html"] = document(results.study.title, text, files, page.scatters, BACK if among else "")
     write_files(files, folder)
     return folder / "index.html"
@@ -203,11 +217,13 @@ def markdown(results: Results, page: Page) -> str:
             lines += [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
             lines += [render.markdown(findings(claim))]
         lines += ["## Tables and figures", "", BRACKETS, ""]
-    lines += [render.markdown(table) for table in page.tables]
+    lines += [render.markdown(one) for one in page.tables]
     lines += [f"{image}\n" for image in drawn.values()]
     if page.contrasts:
         rows = tuple((Entry(c.name), Entry(signed(c.estimate, 4)), Entry(c.paper)) for c in page.contrasts)
-        lines += [render.markdown(Table("contrasts", "", ("contrast, paired by shard", "here", "paper"), (rows,)))]
+        table = Table("contrasts", "", ("contrast, paired by shard", "here", PAPER), (rows,))
+        (table,) = alone(Page((table,))).tables if results.study.toy else (table,)
+        lines += [render.markdown(table)]
     made = json.dumps(results.provenance, indent=1, ensure_ascii=False)
     return "\n".join([*lines, "## Provenance", "", "```json", made, "```", ""])
 
@@ -247,7 +263,7 @@ class Section(NamedTuple):
 
 
 def section(results: Results) -> Section:
-    return Section(results.study.name, units.name(results.study), results.study.show(kept(results)).claims)
+    return Section(results.study.name, units.name(results.study), shown(kept(results)).claims)
 
 
 def write_index(sections: Sequence[Section], folder: Path) -> Path:

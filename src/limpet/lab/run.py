@@ -54,7 +54,7 @@ def run(
     store.sweep()
     plan = units.resolve(study, shelf)
     store.write_plan(units.filed(study), plan.document)  # also finds out, before any work, whether the store takes it
-    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads)
+    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads, shelf.which)
     return work(plan.groups()[index - 1 :: parts], store, place, job, tell)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,14 +18,20 @@ from limpet.lab.study import Judging
 class Shelf:
     """What a worker keeps resident."""
 
-    def __init__(self, device: str | None = None, precision: Literal["float32", "bfloat16"] = "float32") -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        precision: Literal["float32", "bfloat16"] = "float32",
+        which: Mapping[str, str] = {},
+    ) -> None:
         self.device, self.precision = device, precision
+        self.which = which  # weights and revision, where they were told
         self._models: dict[str, Denoiser] = {}
         self._judges: dict[str, Judge] = {}
 
     def model(self, name: str) -> Denoiser:
         if name not in self._models:
-            self._models[name] = load(name, device=self.device, precision=self.precision)
+            self._models[name] = load(name, device=self.device, precision=self.precision, **self.which)
         return self._models[name]
 
     def judge(self, name: str) -> Judge:

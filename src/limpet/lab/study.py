@@ -113,6 +113,7 @@ class Study:
     shown: int = 0  # samples of a cell that its report keeps as text, 2 at most
     digits: int | None = None  # significant ones of a number in its report; all unless told
     conventions: Mapping[str, str] = field(default_factory=dict)  # how each quantity of its probes is taken
+    toy: bool = False  # too small, or of too simple a language, to stand beside the paper
 
     def __post_init__(self) -> None:
         if not self.cells or not self.shards:

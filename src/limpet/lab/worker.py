@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -42,6 +42,7 @@ class Job:
     precision: Literal["float32", "bfloat16"] = "float32"
     real: str | None = None  # a text that samples are held against
     threads: int | None = None  # of torch on the CPU; None leaves it alone
+    which: Mapping[str, str] = field(default_factory=dict)  # of the models' weights, where it was told
 
 
 class Event(NamedTuple):
@@ -60,7 +61,7 @@ class Worker:
         if job.threads:
             torch.set_num_threads(job.threads)
         self.job, self.store = job, Store(job.store)
-        self.shelf = shelf or Shelf(device, job.precision)
+        self.shelf = shelf or Shelf(device, job.precision, job.which)
 
     def work(self, group: Sequence[Unit]) -> Iterator[Event]:
         """Make the units of a group that are not there yet; what fails is told, and loses nothing that is done."""

@@ -64,6 +64,21 @@ class Sampler(Protocol):
             if not knob.accepts(value := getattr(self, name)):
                 raise LimpetError(f"{self.name} has {name} {value!r}; it takes {knob.takes}")
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.__repr__ = Sampler.__repr__  # type: ignore[method-assign]  # dataclass leaves alone what a class has
+
+    def __repr__(self) -> str:
+        """Its calls, and whatever is not as it comes."""
+        own = (f"{name}={getattr(self, name)!r}" for name in self._changed)
+        return f"{type(self).__name__}({', '.join([f'nfe={self.nfe}', *own])})"
+
+    @property
+    def _changed(self) -> list[str]:
+        """The knobs that are not as they come, but for the calls."""
+        listed = knobs(type(self)).items()
+        return [name for name, knob in listed if name != "nfe" and getattr(self, name) != knob.default]
+
     @property
     def name(self) -> str:
         """What `--arm` and study files call it."""
@@ -73,8 +88,7 @@ class Sampler(Protocol):
     def caption(self) -> str:
         """What to call an arm that has no name of its own: the sampler and whatever is not as it comes."""
         own = [f"{name}={getattr(self, name):g}" if isinstance(getattr(self, name), float) else
-               f"{name}={getattr(self, name)}" for name, knob in knobs(type(self)).items()
-               if name != "nfe" and getattr(self, name) != knob.default]  # fmt: skip
+               f"{name}={getattr(self, name)}" for name in self._changed]  # fmt: skip
         return " ".join([self.name.rpartition("/")[2], *own])
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from limpet.errors import LimpetError
 from limpet.lab.claims import Claim
 from limpet.lab.page import Figure, Page
 from limpet.lab.results import Results
-from limpet.lab.study import Cell, Study
+from limpet.lab.study import Cell, Probe, Study
 from limpet.studies import audit
 from limpet.studies.presets import PRESETS, Preset, preset
 from limpet.studies.published import Beside
@@ -62,8 +62,19 @@ def study(name: str, size: Any) -> Study:
 
     cells, rules = tuple(module.cells(size)), about.get("conventions", {})
     more = getattr(module, "STUDY", {})  # what else a study has
+    models = {model for cell in cells for model in (cell.models if isinstance(cell, Probe) else (cell.model,))}
+    toy = size.name == "smoke" or any(model.startswith("exact:") for model in models)
     return Study(
-        name, about["title"], cells, size.shards, show, size.judges, preset=size.name, conventions=rules, **more
+        name,
+        about["title"],
+        cells,
+        size.shards,
+        show,
+        size.judges,
+        preset=size.name,
+        conventions=rules,
+        toy=toy,
+        **more,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from limpet.compare import SHARDS
 from limpet.files import Toml
 from limpet.lab.claims import Printed, difference
-from limpet.lab.page import Entry, Panel, Table, number, series
+from limpet.lab.page import PAPER, Entry, Panel, Table, number, series
 from limpet.lab.results import Results, Row
 from limpet.lab.study import Judging, Look, Probe
 from limpet.stats import Estimate
@@ -23,7 +23,7 @@ from limpet.studies.paths import Forward, Settings
 from limpet.studies.published import read
 
 READING = "The paper's figures are of Duo and Duo-distilled, at its own sizes."
-HEAD = ("model", "quantity", "at", "here", "events", "paper")
+HEAD = ("model", "quantity", "at", "here", "events", PAPER)
 
 FILE = Toml(Path(__file__).with_name("audits.toml"), "it comes with limpet")
 
@@ -117,7 +117,8 @@ def tables(results: Results, preset: Any) -> list[Table]:
         return tuple(map(Entry, (row.model, row.quantity, at, with_error(row.estimate) + unit, events, paper(row))))
 
     groups = tuple(tuple(map(line, rows)) for _, rows in groupby(results.rows(), lambda row: row.model))
-    return [Table(results.study.name, f"{own['asks']} {READING}", HEAD, groups, names=3)]
+    caption = own["asks"] if results.study.toy else f"{own['asks']} {READING}"
+    return [Table(results.study.name, caption, HEAD, groups, names=3)]
 
 
 def with_error(estimate: Estimate) -> str:

@@ -9,10 +9,10 @@ import base64
 import html
 import re
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from limpet import looks, samplers
-from limpet.inline import for_script, hashed
+from limpet.inline import for_script, framed, hashed
 from limpet.samplers import CRS, Mend, Native, knobs
 from limpet.view.trajectory import Trajectory
 
@@ -43,6 +43,23 @@ def self_contained(trajectories: list[Trajectory], title: str | None = None) -> 
     title = title or f"{models}: a sample comes into being"
     lead = " · ".join(trajectory.header.arm for trajectory in trajectories)
     return _fill(title, lead, {"files": files, "words": words()}, "open.js", connect="'none'")[0]
+
+
+class Inline(NamedTuple):
+    """A page that a notebook shows in a frame."""
+
+    page: str
+
+    def __repr__(self) -> str:
+        return f"<a page of {len(self.page):,} characters>"
+
+    def _repr_html_(self) -> str:
+        return framed(self.page)
+
+
+def inline(*trajectories: Trajectory, title: str | None = None) -> Inline:
+    """Trajectories side by side, for a notebook."""
+    return Inline(self_contained(list(trajectories), title))
 
 
 def playground(about: dict[str, Any]) -> tuple[str, str]:

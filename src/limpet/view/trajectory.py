@@ -110,7 +110,7 @@ class Header:
         return [Frame(*row) for row in np.frombuffer(data, self.layout)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Trajectory:
     """A path as far as it has come, with the text of every token in it."""
 
@@ -119,6 +119,15 @@ class Trajectory:
     words: dict[int, str] = field(default_factory=dict)
     text: str | None = None  # of the output
     scores: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        about = self.header
+        return f"<Trajectory of {about.model} under {about.arm}: {len(self.frames)} of {about.frames} frames>"
+
+    def _repr_html_(self) -> str:
+        from limpet.view.page import inline  # it is made of trajectories
+
+        return inline(self)._repr_html_()
 
     def add(self, frame: Frame, tokenizer: Tokenizer | None) -> dict[int, str]:
         """Go on by a frame -> the words in it that no earlier one had."""
