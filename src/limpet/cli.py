@@ -4,34 +4,41 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+
+from limpet import __version__
+from limpet.errors import LimpetError
 
 COMMANDS = (
     "sample", "compare", "doctor", "check", "info", "samplers", "score", "study", "theory", "train", "watch", "view",
     "serve", "audit", "bench", "tune",
 )  # fmt: skip
 
-
+DESCRIPTION = "Sample uniform-state discrete diffusion models. limpet --version says which limpet this is."
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; only that command's module is imported, unless help on all is asked for."""
+    """Run one command; only that command's module is imported, and none where there is none to run."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"limpet {__version__}")
+        return 0
     import tyro
 
-    from limpet.errors import LimpetError
-
-    arguments = sys.argv[1:] if arguments is None else arguments
-    names = [arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS
     try:
-        functions = {name: importlib.import_module(f"limpet.commands.{name}").run for name in names}
-        code = tyro.extras.subcommand_cli_from_dict(
-            functions, prog="limpet", description="Sample uniform-state discrete diffusion models.", args=arguments
-        )
+        if arguments and arguments[0] in COMMANDS:
+            functions = {arguments[0]: importlib.import_module(f"limpet.commands.{arguments[0]}").run}
+        else:
+            functions = {name: described(name) for name in COMMANDS}
+        code = tyro.extras.subcommand_cli_from_dict(functions, prog="limpet", description=DESCRIPTION, args=arguments)
         sys.stdout.flush()  # a full disk is told here, not when all is over
     except LimpetError as error:
         print(f"limpet: {error}", file=sys.stderr)
@@ -54,6 +61,17 @@ def main(arguments: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits for standard output has nowhere to go
         return 2
     return int(code or 0)
+
+
+def described(name: str) -> Callable[[], None]:
+    """What stands for a command in the help on all of them: its words, read off its file, which is not run."""
+    file = Path(__file__).parent / "commands" / f"{name}.py"
+    found = [one for one in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(one, ast.FunctionDef)]
+
+    def command() -> None: ...
+
+    command.__doc__ = next(ast.get_docstring(one, clean=False) for one in found if one.name == "run")
+    return command
 
 
 if __name__ == "__main__":
