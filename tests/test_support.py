@@ -1,4 +1,4 @@
-"""Top-p against a full sort, with ties, point masses, and laws wider than the first look."""
+"""Top-p against a full sort, with ties, point masses, and laws of every width."""
 
 from __future__ import annotations
 
@@ -58,16 +58,15 @@ def test_the_nucleus_is_the_full_sort_on_random_laws(
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_that_need_one_look_and_rows_that_need_four(boundary: support.Boundary, dtype: torch.dtype) -> None:
+def test_nuclei_of_every_size_in_one_call(boundary: support.Boundary, dtype: torch.dtype) -> None:
     """V = 5000: nuclei of 1, of about 50, of just 64 and 65, of thousands and of all, in one call."""
     generator = torch.Generator().manual_seed(0)
     size = 5000
-    assert size > 64 * support.FIRST_LOOK
     rows = torch.zeros(8, size, dtype=torch.float64)
     rows[0, 4321] = 1  # a point mass
     rows[1, torch.randperm(size, generator=generator)[:50]] = 1
-    rows[2, torch.randperm(size, generator=generator)[: support.FIRST_LOOK]] = 1
-    rows[3, torch.randperm(size, generator=generator)[: support.FIRST_LOOK + 1]] = 1
+    rows[2, torch.randperm(size, generator=generator)[:64]] = 1
+    rows[3, torch.randperm(size, generator=generator)[:65]] = 1
     rows[4] = 1  # all tied: ids decide
     rows[5] = torch.randint(1, 4, (size,), generator=generator)
     rows[6] = torch.rand(size, dtype=torch.float64, generator=generator)
