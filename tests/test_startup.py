@@ -74,6 +74,17 @@ def test_help_has_the_words_of_every_command(capsys) -> None:
     assert all(f"• {name} " in said for name in cli.COMMANDS)
 
 
+@pytest.mark.parametrize(("told", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"),
+                                             ({"OMP_WAIT_POLICY": "active"}, None)])  # fmt: skip
+def test_threads_wait_briefly_unless_told_how(
+    told: dict[str, str], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.os, "environ", dict(told))
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert cli.os.environ.get("GOMP_SPINCOUNT") == found
+
+
 def test_the_version_is_the_packages(capsys) -> None:
     assert cli.main(["--version"]) == 0
     project = (SRC.parent / "pyproject.toml").read_text(encoding="utf-8")
