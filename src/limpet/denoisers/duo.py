@@ -154,7 +154,7 @@ def attend_at(x: Tensor, qkv: nn.Linear, heads: int, rotary: tuple[Tensor, Tenso
     x, weight = x.to(qkv.weight.dtype), qkv.weight
     k, v = F.linear(x, weight[width:]).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
     cos, sin = (part[places, None] for part in rotary)
-    q = rotate(F.linear(x[at], weight[:width]).unflatten(1, (heads, -1)), cos, sin)  # (R, heads, head width)
+    q = rotate(F.linear(x[at], weight[:width]).reshape(-1, heads, width // heads), cos, sin)  # (R, heads, head width)
     counts = samples.bincount(minlength=batch)
     slots = torch.arange(len(samples), device=x.device) - (counts.cumsum(0) - counts)[samples]
     padded = q.new_zeros(batch, max(1, int(counts.max())), *q.shape[1:])
