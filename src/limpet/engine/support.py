@@ -38,7 +38,8 @@ def _fits(mass: Tensor, limit: Tensor, boundary: Boundary) -> Tensor:
 
 
 def _above(weights: Tensor, threshold: Tensor, room: Tensor) -> Tensor:
-    """(R, 1) float64: the mass of each row's weights above its threshold; `room` (R, V) is overwritten."""
+    """(R, 1) float64: the mass of each row's weights above its threshold; `room` (R, V) is left with these weights, and
+    zeros."""
     torch.gt(weights, threshold, out=room)  # as numbers: vectorised, where a mask is not
     return room.mul_(weights).sum(-1, keepdim=True, dtype=torch.float64)
 
@@ -47,16 +48,21 @@ def nucleus(weights: Tensor, p: float, boundary: Boundary) -> Tensor:
     """(R, V) weights, not necessarily normalised -> bool (R, V): the tokens that top-p keeps.
 
     The smallest weight kept is the smallest above which the mass fits. Weights are not negative, so their bits, read
-    as whole numbers, stand in the same order: halving finds that weight exactly."""
+    as whole numbers, stand in the same order: halving finds that weight, in steps to weights that there are."""
     bits = torch.int64 if weights.dtype == torch.float64 else torch.int32
     limit = p * weights.sum(-1, keepdim=True, dtype=torch.float64)
-    high = weights.amax(-1, keepdim=True).view(bits)  # nothing is above the largest, and nothing fits
-    low = torch.full_like(high, -1)  # below every weight; from here on, what is above `low` does not fit
+    largest = weights.amax(-1, keepdim=True)
+    out_of_reach = 4 * float(largest.max()) if len(weights) else 0.0
+    high = largest.view(bits)  # what is above `high` fits: nothing is above the largest
+    low = torch.full_like(high, -1)  # and what is above `low` does not
     room = torch.empty_like(weights)
     while (high - low > 1).any():
-        middle = high - (high - low) // 2  # of a row that is done, `high`
-        fits = _fits(_above(weights, middle.view(weights.dtype), room), limit, boundary)
-        low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+        middle = (high - (high - low) // 2).view(weights.dtype)  # of a row that is done, `high`
+        fits = _fits(_above(weights, middle, room), limit, boundary)
+        under = torch.sub(weights, room, out=room).amax(-1, keepdim=True)
+        torch.le(weights, middle, out=room)
+        over = torch.add(weights, room, alpha=out_of_reach, out=room).amin(-1, keepdim=True)
+        low, high = torch.where(fits, low, over.view(bits) - 1), torch.where(fits, under.view(bits), high)
     threshold = high.view(weights.dtype)
     return _ranked(weights, threshold, _tied(_above(weights, threshold, room), threshold.double(), limit, boundary))
 
