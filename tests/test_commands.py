@@ -12,7 +12,7 @@ import limpet
 from limpet import CRS, Native, commands, registry, samplers
 from limpet.cli import main
 from limpet.commands import arms
-from limpet.compare import baselines
+from limpet.comparison import baselines
 from limpet.errors import LimpetError
 
 MINE = '''

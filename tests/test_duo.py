@@ -173,6 +173,19 @@ def test_the_body_can_be_asked_for_some_positions(precision, some):
     torch.testing.assert_close(features.flatten(0, 1)[some], every.flatten(0, 1)[some], rtol=most, atol=most)
 
 
+def test_the_last_block_makes_queries_only_where_they_are_needed(monkeypatch):
+    """As many of each sample as the one that needs most has, here three."""
+    asked, attention = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        "limpet.denoisers.duo.F.scaled_dot_product_attention",
+        lambda q, k, v, **more: asked.append((q.shape[2], k.shape[2])) or attention(q, k, v, **more),
+    )
+    tokens = random_tokens()
+    length = tokens.shape[1]
+    random_network().body(tokens, torch.full((len(tokens),), 0.5), lambda: torch.tensor([0, 3, length - 1, length + 2]))
+    assert asked == [(length, length)] * (len(asked) - 1) + [(3, length)]
+
+
 def test_other_lengths_run():
     model = Duo(random_network())
     assert model.logits(random_tokens()[:, :5], 0.5).shape == (4, 5, TINY.vocab_size)

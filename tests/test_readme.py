@@ -13,7 +13,7 @@ from limpet.cli import COMMANDS, main
 from limpet.commands import Where, arms
 from limpet.commands import compare as compare_command
 from limpet.commands import sample as sample_command
-from limpet.compare import baselines
+from limpet.comparison import baselines
 
 HERE = Path(__file__).parents[1]
 README = (HERE / "README.md").read_text(encoding="utf-8")

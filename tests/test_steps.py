@@ -23,7 +23,7 @@ from backends import Case, case_of, same, step
 from limpet.engine import process, support
 from limpet.engine import steps as engine_steps
 from limpet.engine.steps import Backend, coins, dense, inverse_cdf, lazy, trial
-from limpet.engine.streams import Purpose
+from limpet.engine.streams import Purpose, Stream
 
 BACKENDS = {"dense": dense.BACKEND, "lazy": lazy.BACKEND}
 ERROR = 1e-4
@@ -492,6 +492,35 @@ def test_lazy_runs_the_head_where_coin_one_moves_or_where_it_inspects() -> None:
     needed = (moves & case.transition.revise) | case.transition.inspect
     assert torch.equal(torch.cat(rows), features[needed])
     assert 0 < needed.sum() < needed.numel()
+
+
+@pytest.mark.parametrize("cut", [support.Support(0.9), support.Support(0.5, "paper"), support.Support(0.7, top_k=9),
+                                 support.Support(min_p=0.1)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+def test_lazy_cuts_few_laws_and_draws_as_if_it_cut_all(
+    cut: support.Support, sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds that tell nothing make it cut every law. Logits are rounded as bfloat16's are, so that weights tie."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (sharpness * torch.randn(4, 64, 200, generator=generator)).bfloat16().float()
+    tokens = torch.where(torch.rand(4, 64, generator=generator) < 0.5, logits.argmax(-1),
+                         torch.randint(200, (4, 64), generator=generator))  # fmt: skip
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    kept, rows = support.kept, []
+    monkeypatch.setattr(support, "kept", lambda weights, cut: rows.append(len(weights)) or kept(weights, cut))
+
+    def drawn(signals: tuple[float, float]) -> Tensor:
+        asked = engine_steps.Transition(3, tokens, every, ~every, coins.ancestral(*signals), support=cut)
+        return trial.step(lazy.BACKEND, logits, asked, trial.input_of(asked, 200, Stream(7, torch.arange(4)))).tokens
+
+    paths = ((0.02, 0.3), (0.4, 0.7), (0.9, 0.99), (0.9, 1.0))
+    quick, few = [drawn(signals) for signals in paths], sum(rows)
+    monkeypatch.setattr(support, "bounds", lambda weights, own, total, cut: (0 * total, 0 * total + math.inf))
+    rows.clear()
+    assert all(torch.equal(one, drawn(signals)) for one, signals in zip(quick, paths, strict=True))
+    assert few <= sum(rows)
+    if cut == support.Support(0.9):
+        assert few < 0.75 * sum(rows)
 
 
 def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:

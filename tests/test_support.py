@@ -1,6 +1,8 @@
-"""Top-p against a full sort, with ties, point masses, and laws wider than the first look."""
+"""Top-p against a full sort, with ties, point masses, and laws of every width."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -45,6 +47,38 @@ def test_the_nucleus_is_the_full_sort_with_many_ties(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_nucleus_of_every_small_law(boundary: support.Boundary, dtype: torch.dtype) -> None:
+    """All laws of one to four tokens with weights of 0 to 3, at every tenth and eighth: all ties that there are."""
+    for size in (1, 2, 3, 4):
+        laws = torch.tensor([law for law in itertools.product(range(4), repeat=size) if any(law)], dtype=dtype)
+        for p in {i / 8 for i in range(1, 9)} | {i / 10 for i in range(1, 10)}:
+            assert support.nucleus(laws, p, boundary).tolist() == by_full_sort(laws, p, boundary)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@given(size=st.integers(1, 60), p=st.floats(0.01, 0.999), sharpness=st.floats(0, 12), seed=st.integers(0, 10**6))
+def test_the_cut_law_lies_within_its_bounds_at_every_token(
+    boundary: support.Boundary, size: int, p: float, sharpness: float, seed: int
+) -> None:
+    """And where no token of the law ties with another, or with p, the bounds tell the kept from the cut."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = (sharpness * torch.randn(2, size, generator=generator)).softmax(-1)
+    weights = (weights * 64).ceil() if p * 3 % 1 < 0.3 else weights
+    every = weights.repeat_interleave(size, 0)  # each law once for each of its tokens
+    token = torch.arange(size).repeat(2)[:, None]
+    asked = support.Support(p, boundary)
+    least, most = support.bounds(every, every.gather(-1, token)[:, 0], every.sum(-1, dtype=torch.float64), asked)
+    cut = every.double() * support.kept(every, asked)
+    law = (cut / cut.sum(-1, keepdim=True)).gather(-1, token)[:, 0]
+    assert (least <= law).all()
+    assert (law <= most).all()
+    if len(set(weights.flatten().tolist())) == weights.numel():
+        assert ((most == 0) == (law == 0)).all()
+        assert ((least > 0) == (law > 0)).all()
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
 @given(size=st.integers(1, 150), p=st.floats(0.01, 0.999), sharpness=st.floats(0, 12), seed=st.integers(0, 10**6))
 def test_the_nucleus_is_the_full_sort_on_random_laws(
     boundary: support.Boundary, size: int, p: float, sharpness: float, seed: int
@@ -58,16 +92,15 @@ def test_the_nucleus_is_the_full_sort_on_random_laws(
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_that_need_one_look_and_rows_that_need_four(boundary: support.Boundary, dtype: torch.dtype) -> None:
+def test_nuclei_of_every_size_in_one_call(boundary: support.Boundary, dtype: torch.dtype) -> None:
     """V = 5000: nuclei of 1, of about 50, of just 64 and 65, of thousands and of all, in one call."""
     generator = torch.Generator().manual_seed(0)
     size = 5000
-    assert size > 64 * support.FIRST_LOOK
     rows = torch.zeros(8, size, dtype=torch.float64)
     rows[0, 4321] = 1  # a point mass
     rows[1, torch.randperm(size, generator=generator)[:50]] = 1
-    rows[2, torch.randperm(size, generator=generator)[: support.FIRST_LOOK]] = 1
-    rows[3, torch.randperm(size, generator=generator)[: support.FIRST_LOOK + 1]] = 1
+    rows[2, torch.randperm(size, generator=generator)[:64]] = 1
+    rows[3, torch.randperm(size, generator=generator)[:65]] = 1
     rows[4] = 1  # all tied: ids decide
     rows[5] = torch.randint(1, 4, (size,), generator=generator)
     rows[6] = torch.rand(size, dtype=torch.float64, generator=generator)

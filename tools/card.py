@@ -24,7 +24,7 @@ import torch
 
 import limpet
 from limpet import scoring, stats
-from limpet.compare import SHARDS
+from limpet.comparison import SHARDS
 from limpet.denoisers.duo import PRECISIONS, Network
 from limpet.denoisers.files import MINIS
 from limpet.denoisers.tensors import STORAGES, read_tensors, unpack_rows, write_tensors

@@ -1,36 +1,25 @@
-"""limpet: the laboratory and the fast sampler for uniform-state discrete diffusion language models."""
+"""limpet: the laboratory and the fast sampler for uniform-state discrete diffusion language models.
 
-from limpet.canvases import reply
-from limpet.compare import Comparison, compare
-from limpet.denoisers import Denoiser
-from limpet.denoisers.catalog import load
-from limpet.engine import process, selector, support
-from limpet.engine.path import Info, Path, State, generate
-from limpet.engine.steps import Transition, coins
-from limpet.errors import LimpetError
-from limpet.judges import load_judge
-from limpet.samplers import (
-    CRS,
-    DDIM,
-    BlockRefinement,
-    EntropyBound,
-    Gibbs,
-    GIDDAdaptive,
-    GIDDCorrection,
-    Guided,
-    Mend,
-    Native,
-    Psi,
-    Sampler,
-    Trapezoidal,
-    knob,
-)
-from limpet.samples import Samples, sample
+Which names are public, and where each is at home, stands in `__init__.pyi`. They are fetched when first asked for:
+torch alone takes a second, and `limpet --help` has no use for it."""
+
+import ast
+import pathlib
+from typing import Any as _Any
 
 __version__ = "0.2.0"
-__all__ = [
-    "CRS", "DDIM", "BlockRefinement", "Comparison", "Denoiser", "EntropyBound", "GIDDAdaptive", "GIDDCorrection",
-    "Gibbs", "Guided", "Info", "LimpetError", "Mend", "Native", "Path", "Psi", "Sampler", "Samples", "State",
-    "Transition", "Trapezoidal", "coins", "compare", "generate", "knob", "load", "load_judge", "process", "reply",
-    "sample",    "selector", "support",
-]  # fmt: skip
+_written = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+_homes = {one.name: line.module for line in _written if isinstance(line, ast.ImportFrom) for one in line.names}
+__all__ = sorted(_homes)
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = __import__(_homes[name], fromlist=[name])  # `from home import name`, which also finds a module in a package
+    globals()[name] = getattr(home, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,7 +31,7 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
     """The object that a name means; `what` says in errors what it should have been."""
     if is_file(name):
         return from_file(name)
-    targets = {**builtin, **installed(group), **builtin}
+    targets = builtin if name in builtin else {**builtin, **installed(group)}  # asking the packages takes milliseconds
     if name not in targets:
         raise LimpetError(
             f"there is no {what} {name!r}; there are {', '.join(targets)}, and ./file.py:Name for one of your own"
@@ -83,7 +83,7 @@ def said(error: BaseException, module: ModuleType | None = None) -> str:
 def name_of(thing: Any, group: str, builtin: Mapping[str, str]) -> str:
     """The name that `find` takes for a class or function: the one it goes by, or its file."""
     target = f"{thing.__module__}:{thing.__qualname__}"
-    offered = builtin if target in builtin.values() else installed(group)  # asking the packages takes milliseconds
+    offered = builtin if target in builtin.values() else installed(group)  # as in `find`
     for name, value in offered.items():
         if value == target:
             return name

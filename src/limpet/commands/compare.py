@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from limpet.commands import DEFAULT_MODEL, HERE, Arms, Json, Length, Model, Somewhere, arms, err, out, progress, show
-from limpet.compare import SHARDS, Comparison, baselines, compare
+from limpet.comparison import SHARDS, Comparison, baselines, compare
 from limpet.judges import BUILTIN, load_judge
 from limpet.samples import Watcher
 from limpet.scoring import true_law

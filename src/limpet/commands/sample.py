@@ -98,7 +98,7 @@ def run(
         if record is not None:
             raise LimpetError(f"record writes one path, and {out} is a folder of shards: leave one out")
         order = bulk.Order(model, sampler, n, seed, length, given, words, format, per_shard, batch_size)
-        shelf = Shelf(where.device if on == "local" else "cpu", where.resolved)
+        shelf = Shelf(where.device if on == "local" else "cpu", where.resolved, where.which)
         place, threads = placed(on, workers, address, where.device, threads, shelf)
         return _many(order, Store(out), place, shelf, threads, json)
     if on != "local" or format != "jsonl" or per_shard is not None:

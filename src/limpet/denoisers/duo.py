@@ -157,6 +157,23 @@ def attend(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor], causal: bool 
     return mixed.transpose(1, 2).flatten(2)
 
 
+def attend_at(x: Tensor, qkv: nn.Linear, heads: int, rotary: tuple[Tensor, Tensor], at: Rows) -> Tensor:
+    """(B, L, width) -> (R, width): `attend` to every position from some of them: no other queries are made.
+
+    Samples may need different numbers: each gets as many queries as the one that needs most."""
+    (samples, places), (batch, length, width) = at, x.shape
+    x, weight = x.to(qkv.weight.dtype), qkv.weight
+    k, v = F.linear(x, weight[width:]).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
+    cos, sin = (part[places, None] for part in rotary)
+    q = rotate(F.linear(x[at], weight[:width]).reshape(-1, heads, width // heads), cos, sin)  # (R, heads, head width)
+    counts = samples.bincount(minlength=batch)
+    slots = torch.arange(len(samples), device=x.device) - (counts.cumsum(0) - counts)[samples]
+    padded = q.new_zeros(batch, max(1, int(counts.max())), *q.shape[1:])
+    padded[samples, slots] = q
+    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), rotate(k, *rotary), v)
+    return mixed.transpose(1, 2)[samples, slots].flatten(1)
+
+
 class Layers(nn.Module):
     """What every transformer block here is made of: attention and MLP, each with a norm before it."""
 
@@ -180,10 +197,11 @@ class Block(Layers):
     def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], at: Rows | None = None) -> Tensor:
         modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
-        qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attn, scale_attn))
-        mixed = attend(qkv, self.heads, rotary)
-        if at is not None:  # from here on nothing mixes positions: only some of them, (R, width), go on
-            x, mixed = x[at], mixed[at]
+        normed = _modulate(self.norm1(x), shift_attn, scale_attn)
+        if at is None:
+            mixed = attend(self.attn_qkv(normed), self.heads, rotary)
+        else:  # from here on positions are mixed through keys and values alone: only some of them, (R, width), go on
+            x, mixed = x[at], attend_at(normed, self.attn_qkv, self.heads, rotary, at)
             gate_attn, shift_mlp, scale_mlp, gate_mlp = (
                 part[at[0], 0] for part in (gate_attn, shift_mlp, scale_mlp, gate_mlp)
             )

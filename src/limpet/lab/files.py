@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from limpet import registry
-from limpet.compare import SHARDS
+from limpet.comparison import SHARDS
 from limpet.errors import LimpetError
 from limpet.files import Toml
 from limpet.lab import units

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
 
-from limpet.compare import SHARDS
+from limpet.comparison import SHARDS
 from limpet.files import Toml
 from limpet.lab.claims import Printed, difference
 from limpet.lab.page import PAPER, Entry, Panel, Table, number, series

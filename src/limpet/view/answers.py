@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from limpet import scoring, stats
-from limpet.compare import MEASURES
+from limpet.comparison import MEASURES
 from limpet.denoisers import Denoiser
 from limpet.denoisers.exact import Source
 from limpet.errors import LimpetError

@@ -6,6 +6,7 @@ least float32), sums are float64."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -96,12 +97,18 @@ def _move(
 ) -> Tensor:
     """The next tokens of the rows where coin one asks for the law, given its weights and their sums."""
     transition, input = plan.transition, plan.input
-    if not transition.support.whole:
-        weights = weights * support.kept(weights, transition.support)
-        total = weights.sum(-1, dtype=torch.float64)
-    z = transition.tokens[sample, position]
-    law_at_z = weights.gather(-1, z[:, None])[:, 0] / total
-    moved = coin_two(second, law_at_z, transition.coins.signal, input.vocab_size) | (route == FRESH)
+    z, fresh = transition.tokens[sample, position], route == FRESH
+    own = weights.gather(-1, z[:, None])[:, 0]
+    agrees = partial(coin_two, signal=transition.coins.signal, vocab_size=input.vocab_size)
+    if transition.support.whole:
+        moved = agrees(second, own / total) | fresh
+    else:  # the law is cut only where a token is drawn from it, or coin two hangs on it
+        least, most = support.bounds(weights, own, total, transition.support)
+        moved, open = agrees(second, most) | fresh, agrees(second, least)
+        cut = (moved & (route != UNIFORM) | (open & ~moved)).nonzero()[:, 0]
+        weights[cut] = weights[cut] * support.kept(weights[cut], transition.support)
+        law_at_z = weights[cut].gather(-1, z[cut, None])[:, 0] / weights[cut].sum(-1, dtype=torch.float64)
+        moved[cut] = agrees(second[cut], law_at_z) | fresh[cut]
     for_draw, for_uniform = input.stream.uniforms(transition.call, position, Purpose.TOKENS, sample)
     token = uniform_token(for_uniform, input.vocab_size)
     drawn = moved & (route != UNIFORM)
