@@ -17,7 +17,7 @@ import pytest
 from limpet.commands import audit as command
 from limpet.errors import LimpetError
 from limpet.stats import mean_se
-from limpet.studies import AUDITS, STUDIES
+from limpet.studies import AUDITS, PRESETS, STUDIES
 from limpet.studies.audit import Preset, checkpoint, percent, with_error
 
 NAMES = get_args(command.Name)[:-1]
@@ -30,7 +30,8 @@ def test_the_command_names_every_audit():
     assert set(NAMES) - set(PROBES) == {"endpoint", "values", "storage"}
     for name in PROBES:
         presets = import_module(f"limpet.studies.{name}").PRESETS
-        assert tuple(presets) == get_args(command.Size) == ("smoke", "mini", "paper")
+        assert set(presets) <= set(PRESETS)
+        assert set(presets) >= set(get_args(command.Size)) == {"smoke", "mini", "paper"}
         assert all(isinstance(preset, Preset) and preset.name == size for size, preset in presets.items())
         assert presets["paper"].shards == (8200, 8210, 8220, 8230)
         assert presets["paper"].settings.length is None
