@@ -101,6 +101,8 @@ if __name__ == "__main__":
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.n < 2 * given.workers * given.per_shard:
+        parser.error("give two shards or more for each worker: the first of each is not counted")
     document = json.dumps(measured(given), indent=1) + "\n"
     if given.out is not None:
         given.out.write_text(document)

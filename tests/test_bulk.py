@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import limpet
 from limpet import CRS, Native
 from limpet.cli import main
 from limpet.errors import LimpetError
-from limpet.lab import Shelf, Store, bulk
+from limpet.lab import Shelf, Store, Summary, bulk
 from limpet.lab.bulk import Order
 from limpet.lab.places import local
 from limpet.lab.places.processes import processes
@@ -403,6 +405,32 @@ def test_a_folder_is_scored_like_a_file(tmp_path, capsys):
         found.append({**document, "file": ""})
     assert found[0] == found[1]
     assert found[0]["samples"] == 40
+
+
+def test_what_the_page_says_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs/bulk.md").read_text("utf-8")
+    first, *others = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    for line in first.splitlines():
+        assert main(shlex.split(line)[2:]) == 0, line
+    assert "200 samples in 7 of 7 shards" in capsys.readouterr().out
+    (tmp_path / "prompts.jsonl").write_text('"The sea"\n')
+    made = []
+    monkeypatch.setattr(bulk, "make", lambda order, *rest, **how: made.append(order) or Summary())
+    for line in "".join(others).splitlines():
+        assert main([word.replace("s3:", "memory:") for word in shlex.split(line)[2:]]) == 0, line
+    assert [(order.n, len(order.prompts), order.fixed) for order in made] == [
+        (1_000_000, 0, {}), (1_000_000, 0, {}), (16, 1, {}), (1000, 0, {12: " sea", 20: " the sand"}),
+    ]  # fmt: skip
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found = {}
+    exec(compile(block, "docs/bulk.md", "exec"), found)
+    assert (found["summary"].found, found["summary"].made) == (
+        6,
+        7,
+    )  # of 200 made above, which end in a part of a shard
 
 
 # On a bare machine
