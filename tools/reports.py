@@ -23,7 +23,7 @@ def main(numbers: Path | None) -> None:
     for one in studies.whole(studies.preset("mini-gpu")):
         name = units.name(one)
         results = Results.from_dict(one, made[name]) if name in made else report.read(one, FOLDER / name)
-        report.write(results, FOLDER / name)
+        report.write(results, FOLDER / name, among=True)
         for picture in (FOLDER / name).glob("figures/*.png"):
             picture.unlink()  # the SVG beside it is smaller, and what pages show
         sections.append(report.section(results))

@@ -63,7 +63,7 @@ def study(name: str, size: Any) -> Study:
     cells, rules = tuple(module.cells(size)), about.get("conventions", {})
     more = getattr(module, "STUDY", {})  # what else a study has
     models = {model for cell in cells for model in (cell.models if isinstance(cell, Probe) else (cell.model,))}
-    toy = size.name == "smoke" or any(model.startswith("exact:") for model in models)
+    toy = size.name == "smoke" or all(model.startswith("exact:") for model in models)
     return Study(
         name,
         about["title"],
