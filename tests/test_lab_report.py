@@ -363,7 +363,7 @@ def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypa
     told: list[str] = []
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "matplotlib", None)
-        page = report.write(finished, tmp_path / "a", told.append)
+        page = report.write(finished, tmp_path / "a", tell=told.append)
     assert told == ["frontier has tables alone: this needs matplotlib: pip install 'limpet[figures]'"]
     assert not (tmp_path / "a/figures").exists()
     assert "figures/" not in (tmp_path / "a/report.md").read_text()
