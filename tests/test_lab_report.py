@@ -368,7 +368,7 @@ def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypa
     assert not (tmp_path / "a/figures").exists()
     assert "figures/" not in (tmp_path / "a/report.md").read_text()
     assert "<table" in page.read_text()
-    report.write(finished, tmp_path / "b", told.append)
+    report.write(finished, tmp_path / "b", tell=told.append)
     assert len(told) == 1
     for table in (tmp_path / "b/tables").iterdir():
         assert (tmp_path / "a/tables" / table.name).read_bytes() == table.read_bytes()

@@ -70,9 +70,9 @@ def test_help_is_one_screen_and_names_every_command(capsys):
         shown = capsys.readouterr().out
         assert shown.count("\n") <= LINES
         fits(shown)
-        assert [line.split()[0] for line in shown.splitlines() if re.match(r"  [a-z]+  ?", line)][:16] == [
-            *cli.COMMANDS
-        ]
+        assert [line.split()[0] for line in shown.splitlines() if re.match(r"  [a-z]+  ?", line)][
+            : len(cli.COMMANDS)
+        ] == [*cli.COMMANDS]
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"limpet {limpet.__version__}\n"
 

@@ -1,7 +1,7 @@
 """What docs/reports/mini and the table of claims in docs/reproduce.md are made of: numbers made elsewhere, as JSON.
 
-    python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": lab.collect(...).to_dict(), ...}, any of them
-    python tools/reports.py                  # from the numbers that are committed, again"""
+python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": lab.collect(...).to_dict(), ...}, any of them
+python tools/reports.py                  # from the numbers that are committed, again"""
 
 from __future__ import annotations
 

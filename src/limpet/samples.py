@@ -152,7 +152,7 @@ class Samples:
         try:
             lines = read_text(path, "name a file of samples").split("\n")  # a text may have other ends of lines in it
             return _read([json.loads(line) for line in lines if line], sampler)
-        except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError, RuntimeError) as error:
             reason = str(error) if isinstance(error, LimpetError) else repr(error)
             raise LimpetError(f"{path} does not hold the samples of one run ({reason})") from error
 

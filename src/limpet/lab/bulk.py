@@ -115,8 +115,8 @@ def _table(samples: Samples) -> Any:
     text, whole = arrow.string(), arrow.int32()
     kinds = {
         "text": text, "tokens": arrow.list_(whole), "seed": arrow.uint64(), "sample": arrow.int64(), "model": text,
-        "digest": text, "tokenizer": text, "nfe": whole, "selected": whole, "prefix": whole, "prefix_text": text,
-        "fixed": arrow.list_(arrow.list_(whole)), "sampler": text,
+        "digest": text, "precision": text, "tokenizer": text, "nfe": whole, "selected": whole, "prefix": whole,
+        "prefix_text": text, "fixed": arrow.list_(arrow.list_(whole)), "sampler": text,
     }  # fmt: skip
     rows = [{**row, "sampler": json.dumps(row["sampler"])} for row in samples.rows()]
     return arrow.Table.from_pylist(rows, schema=arrow.schema(kinds))
