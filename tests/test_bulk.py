@@ -117,9 +117,8 @@ def test_any_address_of_fsspec_will_do(quiet):
 
 def test_parquet_holds_the_same_rows(tmp_path, quiet):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'limpet[parquet]'")
-    order = replace(ORDER, format="parquet", fixed={3: "sand"}, prompts=("re", "wind"), n=40)
-    make(tmp_path / "a", order)
-    make(tmp_path / "b", replace(order, batch_size=3))
+    order = replace(ORDER, format="parquet", fixed={3: "sand"}, prompts=("re", "win"), n=40)
+    assert make(tmp_path / "a", order).failed == make(tmp_path / "b", replace(order, batch_size=3)).failed == {}
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     make(tmp_path / "c", replace(order, format="jsonl"))
     found = [row for path in sorted((tmp_path / "a").glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
@@ -326,6 +325,8 @@ def test_what_cannot_be_ordered_is_a_sentence(tmp_path):
     ):
         with pytest.raises(LimpetError, match=words):
             replace(ORDER, **wrong)
+    with pytest.raises(LimpetError, match="prompt 1 of 1 and what is fixed differ at position 3"):
+        make(tmp_path, replace(ORDER, prompts=("wind",), fixed={3: "sand"}))
     with pytest.raises(LimpetError, match="prompt 2 of 2 has 200 tokens, the sequence 160"):
         make(tmp_path, replace(ORDER, prompts=("a", "b" * 200), n=1))
     with pytest.raises(LimpetError, match="seed is -1 and first 0"):
@@ -361,7 +362,7 @@ def test_the_command_fills_a_folder_and_says_so(tmp_path, capsys, quiet):
 
 
 def test_a_run_without_a_terminal_says_how_far_it_is(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("limpet.commands.sample.QUIET", 0.0)
+    monkeypatch.setattr("limpet.commands.shards.QUIET", 0.0)
     assert main(call("--n", 64, "--out", f"{tmp_path}/")) == 0
     assert "32 of 64 samples · " in capsys.readouterr().err
 

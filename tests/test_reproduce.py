@@ -99,8 +99,8 @@ def test_it_ends_with_the_claims_and_goes_on_where_it_was(some, tmp_path, monkey
     page = (tmp_path / "limpet-reproduction/claims.md").read_text()
     assert all(claim["text"] in page for claim in claims)
 
-    store = Store(tmp_path / "limpet-store")
-    lost = store.read_plan("endpoint-rehearsal")["cells"][0]["keys"][0]
+    (plan,) = (tmp_path / "limpet-store/plans/endpoint-rehearsal").iterdir()
+    lost = json.loads(plan.read_text())["cells"][0]["keys"][0]
     rows = tmp_path / f"limpet-store/units/{lost[:2]}/{lost}/rows.json"
     before = rows.read_bytes()
     rows.write_bytes(before[:100])  # as if the plug had been pulled

@@ -64,32 +64,19 @@ def test_a_sample_loads_what_it_uses() -> None:
     assert len(found - torch) < 260
 
 
-def test_help_has_the_words_of_every_command(capsys) -> None:
-    """They are read off the files; here the modules are loaded beside."""
-    for name in cli.COMMANDS:
-        assert cli.described(name).__doc__ == importlib.import_module(f"limpet.commands.{name}").run.__doc__
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    said = capsys.readouterr().out
-    assert all(f"• {name} " in said for name in cli.COMMANDS)
-
-
 @pytest.mark.parametrize(("told", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"),
                                              ({"OMP_WAIT_POLICY": "active"}, None)])  # fmt: skip
 def test_threads_wait_briefly_unless_told_how(
     told: dict[str, str], found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli.os, "environ", dict(told))
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
+    assert cli.main(["nothing"]) == 2
     assert cli.os.environ.get("GOMP_SPINCOUNT") == found
 
 
 def test_the_version_is_the_packages(capsys) -> None:
     assert cli.main(["--version"]) == 0
-    project = (SRC.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert capsys.readouterr().out == f"limpet {limpet.__version__}\n"
-    assert f'version = "{limpet.__version__}"' in project
 
 
 def test_every_public_name_is_what_its_home_has() -> None:

@@ -143,7 +143,11 @@ class Samples:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """One line of JSON a sample; `limpet score` takes such a file too."""
-        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self))
+        write_whole(path, self.lines())
+
+    def lines(self) -> str:
+        """JSON lines, one a sample."""
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], sampler: Sampler | None = None) -> Samples:
@@ -337,7 +341,7 @@ def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fix
                 which = "the prefix" if isinstance(rows, slice) else f"prefix {rows + 1} of {n}"
                 raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
             begins = tokens[rows, : len(ids)]
-            torn = ((begins >= 0) & (begins != ids)).reshape(-1, len(ids)).any(0).nonzero()
+            torn = ((begins >= 0) & (begins != ids)).nonzero()[:, -1:]
             if len(torn):
                 raise LimpetError(
                     f"prefix and fixed give position {int(torn[0])} different tokens: leave it out of one of them"

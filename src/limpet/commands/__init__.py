@@ -38,6 +38,7 @@ Weights = Annotated[
 ]
 Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag")]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample; the model's own unless told")]
+On = Literal["local", "processes", "ray"]  # where work is done
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
 
 

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from limpet import __version__, lab, sample, studies
-from limpet.commands import ANYWHERE, Json, Running, err, show
-from limpet.commands.study import On, make, placed
+from limpet.commands import ANYWHERE, Json, On, Running, err, show
+from limpet.commands.study import make, placed
 from limpet.denoisers import Denoiser
 from limpet.denoisers.files import MINIS
 from limpet.errors import LimpetError

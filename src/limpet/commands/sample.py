@@ -6,26 +6,20 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from limpet.canvases import reply
-from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, Somewhere, arms, err, progress, show
+from limpet.commands import ARM_HELP, DEFAULT_MODEL, HERE, Length, Model, On, Somewhere, arms, err, progress
 from limpet.commands import out as printer
-from limpet.commands.study import On, clock, placed
 from limpet.denoisers import Canvas
 from limpet.engine.path import Info, State
 from limpet.errors import LimpetError
 from limpet.files import read_prompts, write_whole
-from limpet.lab import Shelf, Store, bulk
-from limpet.lab.places import Place
 from limpet.samples import sample, spelled
 from limpet.view import trajectory
-
-QUIET = 30.0  # seconds between remarks on a long run, where nobody watches a bar
 
 
 def run(
@@ -88,7 +82,9 @@ def run(
         json: print JSON lines, one a sample, instead of texts; of a folder, one document of what was done
     """
     if verify is not None:
-        return _verify(verify, json)
+        from limpet.commands import shards
+
+        return shards.verify(verify, json)
     ((name, sampler),) = arms([arm], nfe).items()
     if prompt is not None and prompts is not None:
         raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
@@ -97,10 +93,10 @@ def run(
     if out is not None and _is_folder(out):
         if record is not None:
             raise LimpetError(f"record writes one path, and {out} is a folder of shards: leave one out")
-        order = bulk.Order(model, sampler, n, seed, length, given, words, format, per_shard, batch_size)
-        shelf = Shelf(where.device if on == "local" else "cpu", where.resolved, where.which)
-        place, threads = placed(on, workers, address, where.device, threads, shelf)
-        return _many(order, Store(out), place, shelf, threads, json)
+        from limpet.commands import shards
+
+        order = shards.Order(model, sampler, n, seed, length, given, words, format, per_shard, batch_size)
+        return shards.make(order, out, where, on, workers, address, threads, json)
     if on != "local" or format != "jsonl" or per_shard is not None:
         raise LimpetError("on, format and per-shard are for shards in a folder: name one with --out, without an ending")
     denoiser = where.load(model)
@@ -128,7 +124,7 @@ def run(
             samples = reply(denoiser, sampler, n, seed, length, given[0], batch_size, watch)
         else:
             samples = sample(denoiser, sampler, total, seed, length, prefix, fixed, batch_size, watch)
-    lines = bulk.json_lines(samples).decode()
+    lines = samples.lines()
     if out is not None:
         try:
             write_whole(out, lines)
@@ -169,60 +165,8 @@ def fixes(texts: Sequence[str]) -> dict[int, str | list[int]]:
     return found
 
 
-# Shards in a folder
-
-
 def _is_folder(path: str) -> bool:
     """What has no ending or is a folder already: pipes and devices have none either, but are there."""
     if "://" in path or path.endswith("/") or os.path.isdir(path):
         return True
     return not os.path.exists(path) and not Path(path).suffix
-
-
-def _many(order: bulk.Order, store: Store, place: Place, shelf: Shelf, threads: int | None, json: bool) -> int:
-    """Make the shards that are missing; where there is no terminal for a bar, say now and then how far it is."""
-    begun = spoken = time.monotonic()
-    with progress(f"{order.model} into {store.path}") as update:
-
-        def tell(now: bulk.Pace) -> None:
-            nonlocal spoken
-            if now.event is not None and now.event.error is not None:
-                err.print(f"{now.event.unit.name} failed: {now.event.error}", style="red", markup=False)
-            left = "" if now.left is None else f" · {clock(now.left)} left"
-            detail = f"samples · {now.rate:,.1f}/s{left}"
-            update(completed=now.done, total=now.total, detail=detail)
-            if not err.is_terminal and time.monotonic() - spoken > QUIET:
-                spoken = time.monotonic()
-                err.print(f"{now.done:,} of {now.total:,} {detail}", markup=False)
-
-        try:
-            summary = bulk.make(order, store, place, shelf, threads=threads, tell=tell)
-        except KeyboardInterrupt:
-            err.print("stopped: every finished shard is kept, and the same command goes on from there", markup=False)
-            raise
-    for shard, damage in summary.damaged.items():
-        err.print(f"{shard} was damaged ({damage}) and made again", style="yellow", markup=False)
-    failed = f", {len(summary.failed)} failed: run the same command again" if summary.failed else ""
-    spent = clock(time.monotonic() - begun)
-    made = f"{store.path}: {summary.made} shards made, {summary.found} found{failed}, in {spent}"
-    err.print(made, markup=False, soft_wrap=True)
-    show(json, asdict(summary), ())
-    return int(bool(summary.failed))
-
-
-def _verify(path: str, json: bool) -> int:
-    """Whether every shard that was asked for is there and whole."""
-    samples, shards, wrong = 0, 0, dict[str, str]()
-    with progress(f"reading {path}") as update:
-        for shard in bulk.verify(Store(path)):
-            shards += 1
-            update(completed=shards, detail="shards")
-            if shard.wrong:
-                wrong[shard.name] = shard.wrong
-            else:
-                samples += shard.samples
-    lines = [f"{name}: {what}" for name, what in wrong.items()]
-    lines.append(f"{path}: {samples:,} samples in {shards - len(wrong)} of {shards} shards are as they were written")
-    lines += ["the command that made them makes the others again"] if wrong else []
-    show(json, {"path": path, "samples": samples, "shards": shards, "wrong": wrong}, lines)
-    return int(bool(wrong))

@@ -15,7 +15,7 @@ import tyro
 from rich.markup import escape
 
 from limpet import lab, studies
-from limpet.commands import HERE, Json, Somewhere, err, progress, show
+from limpet.commands import HERE, Json, On, Somewhere, err, progress, show
 from limpet.errors import LimpetError
 from limpet.lab import Progress, Results, Shelf, Store, Study, Summary, files, report, units
 from limpet.lab.places import Place, local
@@ -25,7 +25,6 @@ from limpet.studies import PRESETS, STUDIES, study
 
 S = TypeVar("S")
 T = TypeVar("T")
-On = Literal["local", "processes", "ray"]
 
 
 def run(

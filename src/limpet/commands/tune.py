@@ -12,8 +12,8 @@ import tyro
 from rich.table import Table
 
 from limpet import registry, scoring
-from limpet.commands import HERE, Json, Length, Model, Somewhere, err, show
-from limpet.commands.study import On, make, placed
+from limpet.commands import HERE, Json, Length, Model, On, Somewhere, err, show
+from limpet.commands.study import make, placed
 from limpet.errors import LimpetError
 from limpet.files import write_whole
 from limpet.judges import BUILTIN

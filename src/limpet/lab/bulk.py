@@ -107,7 +107,7 @@ class Writer(NamedTuple):
 
 
 def json_lines(samples: Samples) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in samples.rows())
+    return samples.lines().encode()
 
 
 def _table(samples: Samples) -> Any:
@@ -148,6 +148,8 @@ def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[
         if len(ids) > length:
             which = f"prompt {i + 1} of {len(prompts)} has {len(ids)} tokens"
             raise LimpetError(f"{which}, the sequence {length}: shorten it or raise length")
+        if torn := [at for at, token in enumerate(ids) if fixed.get(at, token) != token]:
+            raise LimpetError(f"prompt {i + 1} of {len(prompts)} and what is fixed differ at position {torn[0]}")
     total = order.n * max(1, len(prompts))
     reachable(total, order.seed, 0, order.batch_size)
     facts = {
