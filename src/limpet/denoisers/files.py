@@ -240,7 +240,10 @@ def read_config(
         raise LimpetError(f"{path} is not JSON ({error}): fetch or copy it again") from error
     if not isinstance(config, dict):
         raise LimpetError(f"{path} holds a {type(config).__name__}, not a model's settings: fetch or copy it again")
-    if takes is not None and (strange := sorted(config.keys() - takes.keys() - FAMILIAR)):
+    strange = (
+        sorted(config.keys() - takes.keys() - FAMILIAR) if takes is not None and path.name == "config.json" else ()
+    )
+    if strange:
         remark(f"{path} has {some(strange)}, of which {what} here knows nothing: it is read as if that were not there")
     return checked(
         config, {"model_type": ("a text", lambda value: isinstance(value, str)), **(takes or {})}, path, what

@@ -73,6 +73,9 @@ TAKES: files.Takes = {
     "canvas_length": COUNT,
     "text_config": ("a text's settings", lambda value: isinstance(value, dict)),
     "tie_word_embeddings": ("true", lambda value: value is True),
+    **dict.fromkeys(
+        ("vision_config", "image_token_id", "boi_token_id", "eoi_token_id"), ("anything", lambda value: True)
+    ),
 }
 # Images are not read: the smallest eyes there can be are laid out without memory, and left out.
 NO_EYES = {"model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
