@@ -48,7 +48,7 @@ def test_the_page_on_scale_says_what_the_results_say():
     said = " ".join(page.split())
     assert f"{1e6 * 1024 / crs['tokens_per_second'] / 1000:.0f} seconds of a thousand GPUs" in said
     assert f"64 samples at 64 calls takes {crs['seconds']:.1f} s" in said
-    paper = [studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name != "samplers"]
+    paper = [studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.OWN]
     assert f"are {sum(len(one.cells) * len(one.shards) for one in paper)} units" in said
 
 

@@ -57,8 +57,10 @@ def test_the_counter_is_position_step_sample_purpose(
 
 
 def test_purposes_keep_their_numbers() -> None:
-    assert [purpose.name for purpose in Purpose] == ["START", "COINS", "TOKENS", "VALUES", "NOISE", "DATA", "PLACES"]
-    assert [int(purpose) for purpose in Purpose] == list(range(7))
+    assert [purpose.name for purpose in Purpose] == [
+        "START", "COINS", "TOKENS", "VALUES", "NOISE", "DATA", "PLACES", "CANVAS",
+    ]  # fmt: skip
+    assert [int(purpose) for purpose in Purpose] == list(range(8))
 
 
 def test_uniform53_covers_the_half_open_interval_in_steps_of_2_to_the_minus_53() -> None:
