@@ -14,8 +14,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent))
 from lab_cases import small
 from limpet.errors import LimpetError
-from limpet.lab import Shelf, Store, run
+from limpet.lab import Shelf, Store, bulk, run
 from limpet.lab.places.ray import on_ray
+from limpet.samplers import CRS
 
 HEAD, PORT = "10.77.0.1", 6379
 OWN = ["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
@@ -35,7 +36,12 @@ def study(folder, place, tell=lambda progress: None):
     return summary.failed
 
 
-WORKS = {"study": study}  # whatever else runs on the lab's places belongs here
+def samples(folder, place, tell=lambda pace: None):
+    order = bulk.Order("exact:words", CRS(nfe=4), 2000, per_shard=100)
+    return bulk.make(order, Store(folder), place, Shelf(), threads=1, tell=tell).failed
+
+
+WORKS = {"study": study, "samples": samples}  # whatever else runs on the lab's places belongs here
 
 
 def made(folder):
