@@ -98,7 +98,6 @@ def test_it_imports_samples_and_compares(alone, wheel, tmp_path):
 MISSING = {
     "judges": ("transformers", ["score", "a.txt", "--judge", "someone/some-judge"]),
     "figures": ("matplotlib", ["theory", "separated-modes", "--figures", "figures"]),
-    "lab": ("scipy", ["study", "report", "factorial", "--preset", "smoke"]),
     "ray": ("ray", ["study", "run", "factorial", "--preset", "smoke", "--on", "ray"]),
     "serve": ("pydantic", ["serve"]),
 }
@@ -108,11 +107,15 @@ MISSING = {
 def test_what_is_missing_is_one_sentence(alone, tmp_path, extra):
     module, call = MISSING[extra]
     (tmp_path / "a.txt").write_text("a text\n")
-    if extra == "lab":
-        run(alone, "limpet", *call[:1], "run", *call[2:], cwd=tmp_path)
     done = run(alone, "limpet", *call, cwd=tmp_path, code=2)
     assert done.stderr.splitlines()[-1] == f"limpet: this needs {module}: pip install 'limpet[{extra}]'"
     assert "Traceback" not in done.stderr
+
+
+def test_a_verdict_names_the_extra(alone):
+    """Reports of toys have none, and are written without it."""
+    code = "from limpet.lab import claims; claims.bounds(0.0, 1.0, 4)"
+    assert run(alone, "python", "-c", code, code=1).stderr.endswith("this needs scipy: pip install 'limpet[lab]'\n")
 
 
 def test_a_data_frame_and_doctor_name_the_extra(alone):
