@@ -31,7 +31,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 BEYOND = re.compile(
     r"s-sahoo|gpt2|path/to|kuleshov|dvruette|tohoku|--preset (mini|paper)|ray|s3:|\.py:|serve|bench|my-study"
     r"|openwebtext|\btune mini|audit (hidden|all|values)|study run all|compare --(nfe|model mini)|tuned\.toml"
-    r"|readout\.toml|1000000|google/|prompts\.jsonl"
+    r"|readout\.toml|--n 1000|google/|prompts\.jsonl"
 )
 
 
