@@ -203,6 +203,8 @@ def test_a_prompt_is_given_and_not_counted(capsys):
     found = document(capsys, *call, "--prompt", "sand ")
     assert found["arms"][0]["counted"] == 2 * 155
     assert found["data"] is None
+    assert main([*call, "--prompt", "sand "]) == 0
+    assert "160 tokens, 5 of them given and not counted" in " ".join(capsys.readouterr().out.split())
 
 
 # sample

@@ -115,8 +115,10 @@ class Comparison:
         judge, counted = self.judge, [arm.counted for arm in self.arms]
         counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
         shards = f"{len(self.shards)} shards of {self.samples_per_shard} samples"
+        prefix = self.arms[0].samples[0].prefix
+        given = f", {prefix} of them given and not counted" if prefix else ""
         return (
-            f"{self.model}: {shards}, {self.length} tokens",
+            f"{self.model}: {shards}, {self.length} tokens{given}",
             f"{judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, by {judge['convention']}, {counts} "
             f"tokens counted an arm; {self.model} in {self.precision}\n"
             "mean and standard error over shards; contrasts paired by shard",
