@@ -12,17 +12,15 @@ from limpet.errors import LimpetError
 from limpet.view.answers import Stock
 
 
-class Moody(Source):
-    """exact:verses, unless the first letter of a sample is one of these."""
+class Verses(Source):
+    """exact:verses under another name, and with another law, if it is given one."""
 
-    def __init__(self):
+    def __init__(self, name):
         self.inner = source("exact:verses")
-        super().__init__("moody", self.inner.vocab_size, self.inner.length, (torch.zeros(1),))
+        super().__init__(name, self.inner.vocab_size, self.inner.length, (torch.zeros(1),))
         self.tokenizer = Letters()
-        self.moods = {self.tokenizer.encode(letter)[0]: mood for letter, mood in MOODS.items()}
 
     def law(self, tokens, signal):
-        self.moods.get(int(tokens[0, 0]), lambda: None)()
         return self.inner.law(tokens, signal)
 
     def log_prob(self, tokens):
@@ -33,6 +31,18 @@ class Moody(Source):
 
     def draw(self, n, seed):
         return self.inner.draw(n, seed)
+
+
+class Moody(Verses):
+    """Itself, unless the first letter of a sample is one of these."""
+
+    def __init__(self):
+        super().__init__("moody")
+        self.moods = {self.tokenizer.encode(letter)[0]: mood for letter, mood in MOODS.items()}
+
+    def law(self, tokens, signal):
+        self.moods.get(int(tokens[0, 0]), lambda: None)()
+        return super().law(tokens, signal)
 
 
 def wire():

@@ -24,8 +24,7 @@ from limpet.commands import Where
 from limpet.commands import arms as serve_arms
 from limpet.commands.serve import on_offer, stock
 from limpet.denoisers import Denoiser, files
-from limpet.denoisers.exact import Mixture, Source
-from limpet.denoisers.sources import Letters, source
+from limpet.denoisers.exact import Mixture
 from limpet.errors import LimpetError
 from limpet.judges import has_builtin
 from limpet.view.answers import Stock
@@ -36,19 +35,19 @@ from limpet.view.trajectory import VERSION, Header, Trajectory, record
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from pictures import serving
+from served import Verses
 
 EVENTS = {"Accept": "text/event-stream"}
 STATM = Path("/proc/self/statm")
 SLOW = 0.05  # seconds of a slow step
 
 
-class Slow(Source):
+class Slow(Verses):
     """A source that takes its time, counts its calls, and breaks when told."""
 
     def __init__(self):
-        self.inner, self.calls, self.gate, self.broken = source("exact:verses"), 0, threading.Event(), False
-        super().__init__("slow", self.inner.vocab_size, self.inner.length, (torch.zeros(1),))
-        self.tokenizer = Letters()
+        super().__init__("slow")
+        self.calls, self.gate, self.broken = 0, threading.Event(), False
         self.gate.set()
 
     def law(self, tokens, signal):
@@ -57,16 +56,7 @@ class Slow(Source):
         time.sleep(SLOW)
         if self.broken:
             raise RuntimeError("a wire came loose")
-        return self.inner.law(tokens, signal)
-
-    def log_prob(self, tokens):
-        return self.inner.log_prob(tokens)
-
-    def conditional(self, tokens):
-        return self.inner.conditional(tokens)
-
-    def draw(self, n, seed):
-        return self.inner.draw(n, seed)
+        return super().law(tokens, signal)
 
 
 @contextmanager

@@ -102,6 +102,16 @@ def read_text(path: Name, what: str) -> str:
 # Several texts in one file
 
 
+def json_row(line: str, where: str) -> Any:
+    """What a line of JSON lines holds."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LimpetError(
+            f"{where} is not JSON ({error}): write one object on each line, or end its name in .txt"
+        ) from error
+
+
 def json_texts(content: str, path: Name) -> list[str] | None:
     """The texts of JSON lines, each a string or an object with "prompt" or "text"; None where it is no such file.
 
@@ -113,12 +123,7 @@ def json_texts(content: str, path: Name) -> list[str] | None:
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise LimpetError(
-                f"line {number} of {path} is not JSON ({error}): write one object on each line, or end its name in .txt"
-            ) from error
+        row = json_row(line, f"line {number} of {path}")
         text = row.get("prompt", row.get("text")) if isinstance(row, dict) else row
         if not isinstance(text, str):
             raise LimpetError(f'line {number} of {path} has no text: write {{"text": "..."}}, or a string in quotes')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from limpet import scoring, stats
 from limpet.commands import ANYWHERE, Json, Running, out, progress, show
 from limpet.denoisers import tokenizer_digest
 from limpet.errors import LimpetError
-from limpet.files import read_text
+from limpet.files import json_row, read_text
 from limpet.judges import Judge, ScoreCache, Scores, gen_nll
 from limpet.judges.judge import Progress
 from limpet.judges.scores import boundary
@@ -67,12 +66,7 @@ def read_samples(path: str, separator: str = "\n") -> list[Sample]:
 
 
 def _parse(line: str, where: str) -> Sample:
-    try:
-        row = json_module.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise LimpetError(
-            f"{where} is not JSON ({error}): write one object on each line, or end its name in .txt"
-        ) from error
+    row = json_row(line, where)
     row = row if isinstance(row, dict) else {}
     text, ids, prefix, begins = (row.get(name) for name in ("text", "tokens", "prefix", "prefix_text"))
     prefix = prefix or 0

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 
 from limpet.commands import On, Where, err, progress, show
-from limpet.commands.study import clock, placed
+from limpet.commands.study import clock, placed, summed_up
 from limpet.lab import Shelf, Store, bulk
 from limpet.lab.bulk import Order
 
@@ -45,12 +45,7 @@ def make(
         except KeyboardInterrupt:
             err.print("stopped: every finished shard is kept, and the same command goes on from there", markup=False)
             raise
-    for shard, damage in summary.damaged.items():
-        err.print(f"{shard} was damaged ({damage}) and made again", style="yellow", markup=False)
-    failed = f", {len(summary.failed)} failed: run the same command again" if summary.failed else ""
-    spent = clock(time.monotonic() - begun)
-    made = f"{store.path}: {summary.made} shards made, {summary.found} found{failed}, in {spent}"
-    err.print(made, markup=False, soft_wrap=True)
+    summed_up(store.path, "shards", summary, begun, ": run the same command again")
     show(json, asdict(summary), ())
     return int(bool(summary.failed))
 

@@ -123,12 +123,18 @@ def make(
         except KeyboardInterrupt:
             err.print("stopped: every finished unit is kept, and the same command goes on from there", markup=False)
             raise
+    summed_up(units.name(one), "units", summary, begun)
+    return summary
+
+
+def summed_up(name: str, what: str, summary: Summary, begun: float, then: str = "") -> None:
+    """Say what came of a run: what was damaged, and how many were made, found and failed; `then` what to do."""
     for unit, damage in summary.damaged.items():
         err.print(f"{unit} was damaged ({damage}) and made again", style="yellow", markup=False)
-    failed = f", {len(summary.failed)} failed" if summary.failed else ""
+    failed = f", {len(summary.failed)} failed{then}" if summary.failed else ""
     spent = clock(time.monotonic() - begun)
-    err.print(f"{units.name(one)}: {summary.made} units made, {summary.found} found{failed}, in {spent}", markup=False)
-    return summary
+    said = f"{name}: {summary.made} {what} made, {summary.found} found{failed}, in {spent}"
+    err.print(said, markup=False, soft_wrap=True)
 
 
 def _list(json: bool) -> int:
