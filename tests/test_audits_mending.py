@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from audit_cases import audited, smoke
 from limpet import studies
 from limpet.denoisers.catalog import load
 from limpet.denoisers.exact import Markov, Mixture, forward_path
-from limpet.lab.results import Results
+from limpet.lab import Results, report
 from limpet.samplers import Mend
 from limpet.stats import mean_se
 from limpet.studies import mending
@@ -186,7 +185,7 @@ def page() -> str:
 
 
 def committed(folder: str) -> Results:
-    document = json.loads((DOCS / "reports" / folder / "report.json").read_text())
+    document = report.stored(DOCS / "reports" / folder)
     return Results.from_dict(studies.study("mending", mending.PRESETS[document["preset"]]), document)
 
 

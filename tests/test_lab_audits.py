@@ -106,7 +106,7 @@ def test_text_is_escaped(tmp_path, monkeypatch):
 def test_the_docs_hold_what_the_mini_preset_found(name):
     """The committed numbers are of the preset as it stands, and their table is what today's code makes of them."""
     module, folder = import_module(f"limpet.studies.{name}"), REPORTS / "mini" / f"{name}-mini"
-    preset, document = module.PRESETS["mini"], json.loads((folder / "report.json").read_text())
+    preset, document = module.PRESETS["mini"], report.stored(folder)
     results = Results.from_dict(studies.study(name, preset), document)
     (settings,) = results.provenance["settings"]
     told = {field: json.loads(json.dumps(getattr(preset.settings, field))) for field in settings}
@@ -123,7 +123,7 @@ def test_the_docs_hold_what_the_mini_preset_found(name):
 def test_the_docs_hold_what_refreshed_labels_do(name):
     """Every table of a committed report is what today's code makes of its numbers; the page on audits cites them."""
     folder = REPORTS / "values" / name
-    document = json.loads((folder / "report.json").read_text())
+    document = report.stored(folder)
     size = presets.preset(document["preset"])
     (model,), (settings,) = document["provenance"]["models"], document["provenance"]["settings"]
     size = replace(size, nfe=settings["nfe"], distilled=model, captions={"base": model, "distilled": model})

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from limpet.metrics import mauve
 from limpet.samplers import Native
 from limpet.stats import FOLD, Estimate, interpolate
 from limpet.studies import preset, samplers, study
+from limpet.studies.paths import heldout
 
 GPU = preset("mini-gpu")
 
@@ -196,6 +198,20 @@ def test_mauve_is_taken_by_its_rule_and_only_without_prefixes(tmp_path):
     assert not {"mauve", "real"} & {*facts, *unit.rows["sets"]}
 
 
+def test_mauve_does_not_tell_a_page_from_the_same_page_between_ends_of_text():
+    """As models of text are trained, and so as they write."""
+    shelf = Shelf("cpu")
+    model, end = shelf.model("mini"), shelf.model("mini").tokenizer.special["eos"]
+    ((_, judge),) = shelf.judges(GPU.judges, model)
+    pages = scoring.pieces(model, heldout(), 24)[:60]
+    framed = [[end, *page, end] for page in pages]
+    bare, ours = (scoring.features(judge, model, rows) for rows in (pages, framed))
+    np.testing.assert_array_equal(bare, ours)
+    assert judge.features([[end, end]]).shape == (1, bare.shape[1])
+    others = scoring.features(judge, model, [[end, *page, end] for page in pages[1::2]])
+    assert mauve(others, bare[::2], seeds=3).mean() > 0.5
+
+
 def test_a_true_law_has_no_mauve():
     plan = units.resolve(study("samplers", preset("smoke")), Shelf("cpu"))
     assert "mauve" not in plan.document["conventions"]
@@ -278,3 +294,39 @@ def test_a_full_report_is_small_and_soon_written(full, tmp_path):
     assert sum(sizes) < 2_000_000
     assert report.read(full.study, tmp_path).texts == full.texts
     assert set(json.loads((tmp_path / "report.json").read_text())["cells"]) == set(full.cells)
+
+
+# The committed report
+
+
+REPORT = Path(__file__).parents[1] / "docs/reports/mini/samplers-mini-gpu"
+
+
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return report.read(study("samplers", GPU), REPORT)
+
+
+def test_the_committed_study_is_whole(committed):
+    """Every arm of both models, on the machine and of the size that it says, and texts of each to look at."""
+    assert set(committed.cells) == {cell.name for cell in committed.study.cells}
+    arms = {cell.name.partition("/")[0]: set() for cell in committed.study.cells}
+    for cell in committed.study.cells:
+        role, _, arm = cell.name.split("/", 2)
+        arms[role].add(arm)
+    assert {role: len(own) >= 40 for role, own in arms.items()} == {"base": True, "distilled": True}
+    assert [one["device"] for one in committed.provenance["made on"]] == ["NVIDIA H200"]
+    assert all(one["nll"].values.shape == (4,) for one in committed.cells.values())
+    assert committed.texts.keys() == committed.cells.keys()
+    assert min(map(len, committed.texts.values())) >= 2
+    assert (REPORT / "index.html").stat().st_size < 2_000_000
+
+
+def test_the_committed_study_says_where_mend_stands(committed):
+    """Against the best top-p curve and all mixtures of CRS's arms, free and after prefixes, by the rule of the lab."""
+    found = {claim.text: claim for claim in committed.study.show(committed).claims if claim.where == "Mend"}
+    assert len(found) == 5
+    assert {claim.verdict for claim in found.values()} == {"supported"}
+    for claim in found.values():
+        for finding in claim.findings:  # and by two errors
+            assert finding.estimate.mean + 2 * finding.estimate.se < finding.side.high, (claim.text, finding.name)

@@ -1,33 +1,64 @@
 """What docs/reports/mini and the table of claims in docs/reproduce.md are made of: numbers made elsewhere, as JSON.
 
 python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": lab.collect(...).to_dict(), ...}, any of them
-python tools/reports.py                  # from the numbers that are committed, again"""
+python tools/reports.py                  # from the numbers that are committed, again
+
+Of a study that shows texts, `"texts"` stand beside its cells. A committed report is its page, its Markdown with the
+SVGs, and its numbers, compressed: tables in other formats and PNGs come out of `report.write` again."""
 
 from __future__ import annotations
 
 import json
+import lzma
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from limpet import studies
-from limpet.lab import Results, report, units
+from limpet.lab import Results, Study, report, units
+from limpet.studies import mending
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "reports" / "mini"
 START, END = "<!-- claims: report.tally and report.overview of reports/mini -->\n", "<!-- end of claims -->"
 
 
+OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"))
+
+
+def written(made: Mapping[str, Any], several: Iterator[Study]) -> Iterator[report.Section]:
+    """Reports, each from its new numbers or from those that are committed."""
+    for one in several:
+        name = units.name(one)
+        if name in made:
+            results = replace(Results.from_dict(one, made[name]), texts=made[name].get("texts", {}))
+        else:
+            results = report.read(one, FOLDER / name)
+        report.write(results, FOLDER / name, among=True)
+        yield report.section(results)
+
+
+def thin(folder: Path) -> None:
+    """A report as it is committed."""
+    for file in (*folder.glob("figures/*.png"), *folder.glob("tables/*")):
+        file.unlink()
+    if (folder / "tables").is_dir():
+        (folder / "tables").rmdir()
+    if (numbers := folder / "report.json").exists():
+        (folder / "report.json.xz").write_bytes(lzma.compress(numbers.read_bytes(), preset=9))
+        numbers.unlink()
+
+
 def main(numbers: Path | None) -> None:
     made = {} if numbers is None else json.loads(numbers.read_text(encoding="utf-8"))
-    sections = []
-    for one in studies.whole(studies.preset("mini-gpu")):
-        name = units.name(one)
-        results = Results.from_dict(one, made[name]) if name in made else report.read(one, FOLDER / name)
-        report.write(results, FOLDER / name, among=True)
-        for picture in (FOLDER / name).glob("figures/*.png"):
-            picture.unlink()  # the SVG beside it is smaller, and what pages show
-        sections.append(report.section(results))
+    sections = list(written(made, iter(studies.whole(studies.preset("mini-gpu")))))
+    list(written(made, (studies.study(name, studies.preset(size)) for name, size in OWN)))
+    list(written(made, iter([studies.study("mending", mending.PRESETS["mini"])])))
     report.write_index(sections, FOLDER)
+    for folder in (DOCS / "reports").glob("*/*/"):
+        thin(folder)
     page = DOCS / "reproduce.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)

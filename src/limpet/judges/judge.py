@@ -113,9 +113,9 @@ class Judge(ABC):
 
     @torch.inference_mode()
     def features(self, tokens: Sequence[Any], batch_size: int | None = None) -> NDArray[np.float32]:
-        """The body's features at each sequence's last id, (n, D): what MAUVE compares. Only the last `context` ids
-        are read."""
-        ids = [self._checked(sequence)[-self.context :] for sequence in tokens]
+        """The body's features at the last id of each sequence's text, (n, D): what MAUVE compares. Ends of text that it
+        stands between are not read, or they would tell a sample from a page; nor more than the last `context` ids."""
+        ids = [self._within(self._checked(sequence))[-self.context :] for sequence in tokens]
         if any(not len(sequence) for sequence in ids):
             raise LimpetError("an empty text has no features; leave it out")
         work = [Window(i, 0, 1, len(sequence) + 1) for i, sequence in enumerate(ids)]
@@ -126,6 +126,11 @@ class Judge(ABC):
             last = self.hidden(rows)[torch.arange(len(batch), device=self.device), ends]
             out.update(zip((w.sequence for w in batch), last.float().cpu().numpy(), strict=True))
         return np.stack([out[i] for i in range(len(ids))]) if ids else np.empty((0, 0), np.float32)
+
+    def _within(self, ids: Tensor) -> Tensor:
+        """Ids between the ends of text at either end; all where there is nothing else."""
+        text = (ids != (-1 if self.eos is None else self.eos)).nonzero()
+        return ids[text[0] : text[-1] + 1] if len(text) else ids
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, D) last hidden state."""

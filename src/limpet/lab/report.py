@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import lzma
 import math
 import re
 import zlib
@@ -32,10 +33,13 @@ HERE = Path(__file__).parent
 BACK = "<a href=../index.html>All reports</a>"
 TITLE = "Claims of the paper"
 HEAD = ("Where", "Claim", "Paper", "The rule on the paper's numbers", "Here", "The rule here")
-RULE = (
+OWN_RULE = (
     f"A finding holds when its one-sided {LEVEL:.0%} bound (Student's t over shards) is on the wanted side, and fails "
     "when the bound from the other side is on the wrong one; a claim is supported when all its findings hold, and not "
-    "when one fails. The paper's numbers are judged by the same rule with the errors that it prints, by their sign "
+    "when one fails."
+)
+RULE = (
+    f"{OWN_RULE} The paper's numbers are judged by the same rule with the errors that it prints, by their sign "
     "where it prints none, and stand as words where there is no number."
 )
 UNITS = (
@@ -178,26 +182,33 @@ def short(value: Any, digits: int | None) -> Any:
 
 def to_dict(results: Results, page: Page) -> dict[str, Any]:
     """Every number of a report; `Results.from_dict` takes it back."""
-    study, stored = results.study, results.to_dict()
+    study, every = results.study, results.to_dict()
     return {
         "study": study.name,
         "title": study.title,
         "preset": study.preset,
-        "provenance": stored.pop("provenance"),
+        "provenance": every.pop("provenance"),
         "claims": short([claim.to_dict() for claim in page.claims], study.digits),
         "contrasts": [{"name": c.name, **c.estimate.to_dict(), "paper": c.paper} for c in page.contrasts],
-        **stored,
-        "cells": short(stored["cells"], study.digits),
+        **every,
+        "cells": short(every["cells"], study.digits),
     }
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Every number of a report that was written: report.json, or that compressed."""
+    small = folder / "report.json.xz"
+    document = lzma.decompress(small.read_bytes()) if small.exists() else (folder / "report.json").read_bytes()
+    return dict(json.loads(document))
 
 
 def read(study: Study, folder: Path) -> Results:
     """The results of a report that was written: its numbers from report.json, its texts from the page."""
     try:
-        found = Results.from_dict(study, json.loads((folder / "report.json").read_text(encoding="utf-8")))
+        found = Results.from_dict(study, stored(folder))
         page = folder / "index.html"
         return replace(found, texts=texts_of(page.read_text(encoding="utf-8"))) if study.shown else found
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, lzma.LZMAError, ValueError, KeyError) as error:
         raise LimpetError(f"{folder} holds no report of {units.name(study)} ({error!r})") from error
 
 
@@ -207,16 +218,17 @@ def markdown(results: Results, page: Page) -> str:
     for scatter in page.scatters:  # first, at the place that its script looks for
         still = drawn.pop(scatter.name, render.plain(scatter.caption))
         lines += [f'<a id="scatter-{scatter.name}"></a>{still}', ""]
+    paper = any(finding.paper for claim in page.claims for finding in claim.findings)  # or they are limpet's own
     if page.claims:
-        lines += [f"## {TITLE}", "", RULE, ""]
+        lines += [f"## {TITLE}", "", RULE, ""] if paper else ["## Claims", "", OWN_RULE, ""]
         for i, claim in enumerate(page.claims):
             anchor = f'<a id="claim-{i}"></a>'
             said = f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}."
             printed = any(finding.paper for finding in claim.findings)
             lines += [f"{said} The rule on the paper's numbers: {claim.paper_verdict}." if printed else said, ""]
             lines += [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
-            lines += [render.markdown(findings(claim))]
-        lines += ["## Tables and figures", "", BRACKETS, ""]
+            lines += [render.markdown(findings(claim, paper))]
+        lines += ["## Tables and figures", "", *([BRACKETS, ""] if paper else [])]
     lines += [render.markdown(one) for one in page.tables]
     lines += [f"{image}\n" for image in drawn.values()]
     if page.contrasts:
@@ -240,15 +252,14 @@ def _summary(results: Results) -> str:
     )
 
 
-def findings(claim: Claim) -> Table:
-    """What a claim rests on, a line each."""
+def findings(claim: Claim, paper: bool = True) -> Table:
+    """What a claim rests on, a line each, beside the paper's where it is the paper's claim."""
+    head = ("finding", "wanted", "here", "outcome", *(("paper", "by the same rule") if paper else ()))
     rows = tuple(
         tuple(map(Entry, (f.name, f.wanted, f.here, f.outcome, "" if f.paper is None else f.there, f.paper_outcome)))
         for f in claim.findings
     )
-    return Table(
-        "findings", "", ("finding", "wanted", "here", "outcome", "paper", "by the same rule"), (rows,), names=2
-    )
+    return Table("findings", "", head, (tuple(row[: len(head)] for row in rows),), names=2)
 
 
 # The index

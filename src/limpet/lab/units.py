@@ -30,9 +30,10 @@ LAW = 1  # of the samplers and the measures: raised whenever equal inputs would 
 
 MAUVE = {"seeds": 5, "redo": 1}  # clusterings: seeds to take the mean over, and starts of each
 MAUVE_RULE = (
-    "of the first judge's features, against as many pieces of the real text as there are samples, or all that it has, "
-    f"as long as they and spread evenly over it; mean over {MAUVE['seeds']} k-means seeds, {MAUVE['redo']} start each, "
-    "a tenth as many buckets as texts; not taken after prefixes"
+    "of the first judge's features at the last id of the text, against as many pieces of the real text as there are "
+    "samples, or all that it has, as long as they and spread evenly over it; mean over "
+    f"{MAUVE['seeds']} k-means seeds, {MAUVE['redo']} start each, a tenth as many buckets as texts; not taken after "
+    "prefixes"
 )
 
 Prefixes = tuple[tuple[int, ...], ...]  # ids, for each sample
@@ -176,7 +177,7 @@ def resolve(study: Study, shelf: Shelf) -> Plan:
         units += [made[cell.name] for cell in study.cells]
     known = {canonical(judge): judge for some in judges.values() for judge in some}
     rules = {one["convention"]: CONVENTIONS[one["convention"]].rule for one in known.values()}
-    measures = scoring.conventions(study.metrics, any(cell.prompts for cell in study.samples)) if judges else {}
+    measures = _conventions(study) if judges else {}
     if any("mauve" in unit.facts for unit in units):
         measures["mauve"] = MAUVE_RULE
     keys = {cell.name: [unit.key for unit in units if unit.cell is cell] for cell in study.cells}
@@ -191,6 +192,17 @@ def resolve(study: Study, shelf: Shelf) -> Plan:
         "conventions": {**rules, **measures, **study.conventions},
         "cells": [{**_written(cell), "name": cell.name, "keys": keys[cell.name]} for cell in study.cells],
     })  # fmt: skip
+
+
+def _conventions(study: Study) -> dict[str, str]:
+    """How each metric is taken, which for some is not the same after a prefix."""
+    alone, after = (scoring.conventions(study.metrics, prompted) for prompted in (False, True))
+    some, others = (any((cell.prompts is None) == free for cell in study.samples) for free in (True, False))
+    if not (some and others):
+        return after if others else alone
+    return {
+        name: rule if rule == after[name] else f"{rule}; after a prefix {after[name]}" for name, rule in alone.items()
+    }
 
 
 def _written(cell: Cell | Probe) -> dict[str, Any]:

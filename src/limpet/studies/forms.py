@@ -24,6 +24,7 @@ from limpet.studies.published import Beside
 from limpet.studies.samplers import CURVES, less
 
 FORMS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("forms.toml").read_text("utf-8"))
+STUDY = {"digits": 6}
 FAR = ("the default", "calls")  # also at half the fewest and twice the most calls of a preset
 
 
