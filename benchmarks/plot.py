@@ -1,4 +1,4 @@
-"""Draw docs/images/speed.png from a run of benchmarks/gpu.py, and print the table of docs/speed.md.
+"""Draw docs/images/speed.png from a run of benchmarks/gpu.py, and print the tables of docs/speed.md.
 
 python benchmarks/plot.py benchmarks/results/h200.json docs/images/speed.png
 """
@@ -38,6 +38,21 @@ def table(found: dict[str, Any]) -> Iterator[str]:
             f"| {min(row['ratios']):.3f}, {max(row['ratios']):.3f} | {row['peak_gib']:.1f} "
             f"| {row['tokens_per_second']:,.0f} | {row['head_rows']:.3f} |"
         )
+
+
+def beside(found: dict[str, Any]) -> Iterator[str]:
+    """Every sampler beside native sampling, as many calls each."""
+    yield "| calls | | of native | of bare | peak GiB | head rows |"
+    yield "|---|---|---|---|---|---|"
+    for nfe in (64, 8):
+        rows = found[f"samplers {nfe}"]
+        for name, row in rows.items():
+            if name not in ("bare", "own forward"):
+                times = row["seconds"] / rows["native"]["seconds"]
+                yield (
+                    f"| {nfe} | {name} | {times:.3f} | {row['ratio']:.3f} | {row['peak_gib']:.1f} "
+                    f"| {row['head_rows']:.3f} |"
+                )
 
 
 def draw(found: dict[str, Any], target: Path) -> None:
@@ -81,4 +96,4 @@ def draw(found: dict[str, Any], target: Path) -> None:
 if __name__ == "__main__":
     results = json.loads(Path(sys.argv[1]).read_text())
     draw(results, Path(sys.argv[2]))
-    print("\n".join(table(results)))
+    print("\n".join([*table(results), "", *beside(results)]))

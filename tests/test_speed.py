@@ -115,9 +115,11 @@ def measured(name: str) -> dict[str, Any]:
 
 def test_the_gpu_table_is_the_committed_run() -> None:
     pytest.importorskip("matplotlib")
-    rows = list(runpy.run_path(str(ROOT / "benchmarks/plot.py"))["table"](measured("h200.json")))
+    made = runpy.run_path(str(ROOT / "benchmarks/plot.py"))
+    rows, others = (list(made[name](measured("h200.json"))) for name in ("table", "beside"))
     assert len(rows) > 40
     assert "\n".join(rows) in SAID
+    assert "\n".join(others) in SAID
 
 
 def test_the_gpu_run_keeps_what_was_promised() -> None:
@@ -128,6 +130,11 @@ def test_the_gpu_run_keeps_what_was_promised() -> None:
         cost = found[f"batch 64 nfe {nfe} {name}"]
         assert cost["ratio"] <= most
         assert cost["peak_gib"] <= 4
+    routed = found["samplers 64"]
+    assert routed["mend"]["ratio"] <= 0.85
+    for name, cost in routed.items():  # at native's price, but for the head rows that labels need
+        if name not in ("bare", "own forward", "CRS") and not name.startswith("mend"):
+            assert cost["seconds"] <= 1.15 * routed["native"]["seconds"], name
     for name, least in (("native", 9), ("top-p .9", 22)):
         times = found[f"batch 16 nfe 64 released {name}"]["seconds"] / found[f"batch 16 nfe 64 {name}"]["seconds"]
         assert times >= least
@@ -157,8 +164,9 @@ def test_the_cpu_table_is_the_committed_run_and_keeps_what_was_promised() -> Non
     rows = {row["what"]: row for row in measured("cpu-mini.json")["rows"]}
     for name, row in rows.items():
         assert f"| {name} | {row['ratio']:.3f} | {row['head_rows']:.3f} |" in SAID
-    assert rows["native"]["ratio"] <= 0.95
-    assert rows["CRS"]["ratio"] <= 1
+    assert rows["native"]["ratio"] <= 0.85
+    assert rows["top-p .9"]["ratio"] <= 0.90
+    assert rows["CRS"]["ratio"] <= 0.92
     lazily = {row["step"]: row["times as fast as dense"] for row in measured("cpu-arithmetic.json")["rows"]}["lazy"]
     assert lazily >= 10
     assert f"{lazily:.1f} times as fast" in SAID
