@@ -87,7 +87,8 @@ def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, resul
     text = (MINIS / model / "README.md").read_text()
     books = {**BOOKS, "draws": 1} if model == "mini-judge" else BOOKS
     blocks = card.blocks_of(model, card.sample_blocks(results, REAL), [books, books], data)
-    assert set(blocks) == set(re.findall(r"<!-- (?!end)([\w-]+) -->", text))
+    known = {*blocks, *(() if model == "mini-judge" else ("frontier",))}  # which tests/test_frontier.py holds
+    assert known == set(re.findall(r"<!-- (?!end)([\w-]+) -->", text))
     for block, content in blocks.items():
         committed = between(text, block)
         if block in ("training", "storage"):

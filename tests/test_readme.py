@@ -79,8 +79,8 @@ def test_both_its_tables_say_who_judged():
 
 def test_its_sentence_on_top_p_names_the_readout():
     """The card and the report that it links bear it out."""
-    (words,) = re.findall(r"At 64 calls and \*equal\* entropy.*?which readout a comparison has\.", README, re.DOTALL)
-    assert "both are read out by argmax" in words
+    (words,) = re.findall(r"compare at \*equal\* entropy.*?the lead is gone", README, re.DOTALL)
+    assert "both CRS and top-p are read out by argmax" in " ".join(words.split())
     assert "endpoint=ancestral" in words
     report = (HERE / "docs/reports/mini/readout/report.md").read_text()
     rows = re.findall(r"^\| (p=0\.9|D=0\.5L) \| ([\d.]+) ± [\d.]+ \| ([\d.]+)", report, re.MULTILINE)

@@ -100,7 +100,8 @@ def findings(results: Results) -> Iterator[tuple[str, bool]]:
     gap = results.matched(name("mini", "CRS", 64), curve, "entropy")
     above = stats.mean_se(-gap.values)
     yield (
-        f"At CRS's own entropy, shard by shard, the curve through top-p 1, {', '.join(map(str, MASSES))} lies "
+        f"At CRS's own entropy, shard by shard, the curve through top-p 1, {', '.join(map(str, MASSES))}, "
+        "read out by argmax as CRS is, lies "
         f"{number(above, 3)} nats above it (wanted: above by more than two standard errors).",
         above.mean > 2 * above.se,
     )

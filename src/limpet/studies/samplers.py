@@ -5,6 +5,7 @@ is held against top-p at its own entropy, with whichever readout serves top-p be
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -106,11 +107,17 @@ def less_mixed(results: Results, at: str, arm: str, others: Sequence[str]) -> Es
 def verdicts(results: Beside, preset: Preset) -> Table:
     """Whether each rival's first arm lies below the best top-p curve, by number of calls."""
     words = {"holds": "below", "fails": "above", "open": "open"}
-    rows = []
-    for family, arms in RIVALS.items():
-        found = [below(where, less(results, at, arms[0])) for at, where in places(preset).items()]
-        shown = (Entry(f"{signed(one.estimate, 3)}, {words[one.outcome]}") for one in found)
-        rows.append((Entry(family), Entry(arms[0]), *shown))
+
+    def entry(at: str, where: str, arm: str) -> Entry:
+        found = below(where, less(results, at, arm))
+        if math.isnan(found.estimate.mean):
+            return Entry(f"no curve at {results(f'{at}/{arm}', 'entropy').mean:.2f}, open")
+        return Entry(f"{signed(found.estimate, 3)}, {words[found.outcome]}")
+
+    rows = [
+        (Entry(family), Entry(arms[0]), *(entry(at, where, arms[0]) for at, where in places(preset).items()))
+        for family, arms in RIVALS.items()
+    ]
     return results.table("verdicts", [rows], *places(preset).values())
 
 

@@ -1,0 +1,95 @@
+"""What README, docs/samplers.md and the cards say of samplers is what the committed studies found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from limpet.lab.claims import below
+from limpet.registry import from_file
+from limpet.samplers import parse
+from limpet.studies import forms, samplers
+from limpet.studies.published import Beside
+
+ROOT = Path(__file__).parents[1]
+frontier = sys.modules[from_file(f"{ROOT / 'tools/frontier.py'}:pages").__module__]
+
+
+@pytest.fixture(scope="module")
+def field() -> Beside:
+    return frontier.committed("samplers")
+
+
+@pytest.fixture(scope="module")
+def tried() -> Beside:
+    return frontier.committed("forms")
+
+
+def test_the_tables_stand_as_they_come_out():
+    made = frontier.pages()
+    assert len(made) == 4
+    for page, text in made.items():
+        assert f"<!-- frontier -->\n{text}<!-- end -->" in page.read_text(encoding="utf-8"), page
+
+
+def test_the_recommendation_is_what_the_tuner_found():
+    """For each number of calls of the study, on seeds of its own, and README's commands are these."""
+    found = json.loads(frontier.TUNED.read_text())
+    best = frontier.tuned()
+    assert set(best) == set(frontier.SIZE.nfes)
+    said = " ".join((ROOT / "README.md").read_text().split())
+    for nfe, arm in best.items():
+        assert f'--arm "{arm}"' in said or f"`--arm {arm}`" in said
+        assert found[str(nfe)]["question"]["model"] == "mini"
+        assert found[str(nfe)]["question"]["nfe"] == nfe
+        assert found[str(nfe)]["question"]["n"] == 64
+    assert parse(found["16"]["arm"])[1].nfe == 16
+
+
+@pytest.mark.parametrize("role", ["base", "distilled"])
+def test_what_the_tuner_found_is_within_03_of_the_best_known(tried, role):
+    """Less all that mixtures of the other forms reach at its entropy, on seeds that neither choice has seen."""
+    for nfe, arm in frontier.tuned().items():
+        others = [one for some in forms.there(frontier.SIZE, nfe).values() for one in some if one != arm]
+        less = samplers.less_mixed(tried, f"{role}/{nfe}", arm, others)
+        if role == "base" and nfe == 16:  # the model and the calls of the promise
+            assert less.mean <= 0.03
+        assert less.mean <= 0.06
+
+
+def test_what_is_said_of_the_others_holds(field):
+    """The sentences of docs/samplers.md on first arms, by the rule of the lab."""
+    outcomes = {
+        family: {at: below(at, samplers.less(field, at, arms[0])) for at in samplers.places(frontier.SIZE)}
+        for family, arms in samplers.RIVALS.items()
+    }
+
+    def said(family: str, *calls: int) -> list[str]:
+        return [one.outcome for at, one in outcomes[family].items() if not calls or int(at.partition("/")[2]) in calls]
+
+    for family in ("Psi", "DDIM"):
+        assert max(abs(one.estimate.mean) for one in outcomes[family].values()) <= 0.04
+    assert set(said("Gibbs")) == {"fails"}
+    assert set(said("informed Gibbs", 8, 16)) == {"fails"}
+    late = [one.estimate.mean for at, one in outcomes["informed Gibbs"].items() if int(at.partition("/")[2]) >= 32]
+    assert -0.13 <= min(late) <= max(late) <= -0.02
+    for family in ("temperature", "top-k", "GIDD correction"):
+        assert set(said(family, 16, 32, 64)) == {"fails"}
+    assert "holds" not in said("GIDD adaptive")
+    assert [outcomes["min-p"][f"base/{nfe}"].outcome for nfe in (8, 16)] == ["holds", "holds"]
+    assert set(said("trapezoidal")) == set(said("entropy bound")) == {"open"}
+    for at in samplers.places(frontier.SIZE):
+        leap, native = f"{at}/trapezoidal endpoint=ancestral", f"{at}/native endpoint=ancestral"
+        assert field(leap, "entropy").mean > field(native, "entropy").mean
+        assert field(leap, "nll").mean > field(native, "nll").mean
+        assert field(f"{at}/entropy-bound", "entropy").mean < 0.5
+
+
+def test_crs_as_in_the_paper_wins_where_readme_says(field):
+    """At few calls on mini, against the best top-p curve; Mend everywhere."""
+    found = {at: below(at, samplers.less(field, at, "crs")).outcome for at in samplers.places(frontier.SIZE)}
+    assert {at for at, outcome in found.items() if outcome == "holds"} == {"base/8", "base/16"}
+    assert {below(at, samplers.less(field, at, "mend")).outcome for at in found} == {"holds"}

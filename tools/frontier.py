@@ -1,0 +1,106 @@
+"""What to run at which number of calls, from committed numbers: the tables of README, docs/samplers.md and the cards.
+
+    python tools/frontier.py
+
+Of the studies `samplers` and `forms` (docs/reports/mini) and of `limpet tune mini --nfe N --n 64 --precision bfloat16
+--json` for each N (benchmarks/results/tune-mini.json), all of them made on a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from limpet import studies
+from limpet.denoisers.files import MINIS
+from limpet.lab import report, units
+from limpet.lab.page import Entry, Table, signed
+from limpet.lab.render import markdown
+from limpet.samplers import parse
+from limpet.stats import Estimate
+from limpet.studies import forms, samplers
+from limpet.studies.published import Beside
+
+HERE = Path(__file__).parents[1]
+SIZE = studies.preset("mini-gpu")
+TUNED = HERE / "benchmarks/results/tune-mini.json"
+ARMS = {
+    "CRS, as in the paper": "crs",
+    "CRS, labels copied": "crs budget=1 spacing=2 endpoint=copied",
+    "Mend": "mend",
+}  # of the study `samplers`, first arms of their families
+START, END = "<!-- {} -->\n", "<!-- end -->"
+
+
+def committed(name: str) -> Beside:
+    one = studies.study(name, SIZE)
+    results = report.read(one, HERE / "docs/reports/mini" / units.name(one))
+    return Beside(**vars(results), size=SIZE, words=studies.WORDS[name])
+
+
+def tuned() -> dict[int, str]:
+    """The tuner's winner for `mini` by number of calls, as the arm of the study `forms` that it is."""
+    found: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))
+    arms = [arm for some in forms.FORMS.values() for arm in some]
+    known = {parse(arm)[1].but(nfe=2): arm for arm in arms if not arm.startswith("form ")}
+    return {int(nfe): known[parse(one["arm"])[1].but(nfe=2)] for nfe, one in found.items()}
+
+
+def frontier(roles: Sequence[str], field: Beside, tried: Beside) -> str:
+    """By model and number of calls: NLL less the best top-p curve over readouts at each arm's own entropy."""
+    best, captions = tuned(), SIZE.captions
+
+    def row(role: str, nfe: int) -> tuple[Entry, ...]:
+        at = f"{role}/{nfe}"
+        found: list[tuple[Beside, str]] = [(field, arm) for arm in ARMS.values()] + [(tried, best[nfe])]
+        return (
+            Entry(f"{captions[role]}, {nfe}"),
+            *(Entry(f"{short(samplers.less(one, at, arm))} at {one(f'{at}/{arm}', 'entropy').mean:.2f}")
+              for one, arm in found),
+            Entry(best[nfe]),
+        )  # fmt: skip
+
+    rows = tuple(tuple(row(role, nfe) for nfe in SIZE.nfes) for role in reversed(roles))
+    return markdown(Table("frontier", "", ("calls", *ARMS, "Mend, tuned", "which is"), rows))
+
+
+def short(estimate: Estimate) -> str:
+    return signed(estimate, 3).replace("0.", ".")
+
+
+def spread(field: Beside, measure: str, prefix: str = "") -> str:
+    """The least and the largest of what Mend's measure is less top-p's at equal entropy, over models and calls."""
+    places = samplers.continued(SIZE) if prefix else samplers.places(SIZE)
+    found = [samplers.less(field, at, "mend", measure=measure).mean for at in places]
+    return f"{min(found):+.3f} to {max(found):+.3f}".replace("0.", ".")
+
+
+def words(field: Beside) -> str:
+    """What it costs, and whether it holds after a prefix."""
+    return (
+        f"Mend's Rep-4 differs by {spread(field, 'rep-4')} from top-p's at equal entropy, its Self-BLEU by "
+        f"{spread(field, 'self-bleu')}; continuing prefixes, its NLL by {spread(field, 'nll', 'prefix ')}.\n"
+    )
+
+
+def put(page: Path, name: str, text: str) -> None:
+    """Between the marks of that name."""
+    before = page.read_text(encoding="utf-8")
+    marks = re.compile(f"{re.escape(START.format(name))}.*?{re.escape(END)}", re.DOTALL)
+    if len(marks.findall(before)) != 1:
+        raise SystemExit(f"{page} has no one place for {name}")
+    page.write_text(marks.sub(lambda _: f"{START.format(name)}{text}{END}", before), encoding="utf-8")
+
+
+def pages() -> dict[Path, str]:
+    field, tried = committed("samplers"), committed("forms")
+    both = f"{frontier(list(SIZE.captions), field, tried)}\n{words(field)}"
+    cards = {MINIS / SIZE.roles[role] / "README.md": frontier([role], field, tried) for role in SIZE.captions}
+    return {HERE / "README.md": both, HERE / "docs/samplers.md": both, **cards}
+
+
+if __name__ == "__main__":
+    for page, text in pages().items():
+        put(page, "frontier", text)
