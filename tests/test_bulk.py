@@ -476,9 +476,14 @@ def test_the_benchmark_needs_nothing_but_torch(tmp_path):
     assert found["same_rows"] is True
 
 
-def test_bulk_sampling_keeps_the_rate_of_sampling():
-    """As it was measured, by the clock and in processor seconds, which tell more where others use the machine too."""
-    found = json.loads((Path(__file__).parents[1] / "benchmarks/results/bulk.json").read_text())
-    assert min(found["ratio"], found["work"]) >= 0.95
-    assert found["threads"] == 2
+@pytest.mark.parametrize(("name", "least", "device"), [("bulk", 0.95, "cpu"), ("bulk-h200", 0.97, "NVIDIA H200")])
+def test_bulk_sampling_keeps_the_rate_of_sampling(name, least, device):
+    """As it was measured, by the clock and in processor seconds, which tell more where others use the machine too; the
+    page on it says so."""
+    root = Path(__file__).parents[1]
+    found = json.loads((root / f"benchmarks/results/{name}.json").read_text())
+    assert min(found["ratio"], found["work"]) >= least
+    assert found["machine"]["device"].startswith(device)
+    assert found["threads"] == (2 if device == "cpu" else 1)
     assert found["same_rows"] is True
+    assert f"{found['ratio']:.3f} " in (root / "docs/bulk.md").read_text()
