@@ -199,7 +199,7 @@ def test_pieces_change_nothing(ours: gemma.Gemma, monkeypatch: pytest.MonkeyPatc
     from limpet.engine import steps
 
     whole = limpet.sample(ours, CRS(nfe=5), n=3).tokens
-    monkeypatch.setattr(steps, "PIECE", 5 * ours.vocab_size)
+    monkeypatch.setitem(steps.PIECE, "cpu", 5 * ours.vocab_size)
     assert torch.equal(limpet.sample(ours, CRS(nfe=5), n=3).tokens, whole)
 
 

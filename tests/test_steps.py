@@ -534,7 +534,7 @@ def test_chunks_do_not_change_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
         return some
 
     monkeypatch.setitem(engine_steps.CHUNK, "cpu", 7 * 9 + 3)
-    monkeypatch.setattr(engine_steps, "PIECE", 2 * 9 + 1)
+    monkeypatch.setitem(engine_steps.PIECE, "cpu", 2 * 9 + 1)
     parts = step(lazy.BACKEND, features, case, head)
     assert most == 7
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))

@@ -239,8 +239,12 @@ class Path:
         """The head on the features of two calls, side by side. What a posterior's conversion takes off both logits of
         a token it takes off this one: they saw the same token there."""
         own, other = (self._head(part.contiguous()) for part in features.chunk(2, -1))
-        own, other = own.to(kind := torch.promote_types(own.dtype, torch.float32)), other.to(kind)
-        return torch.where(other > -torch.inf, (1 + weight) * own - weight * other, own)
+        blended = torch.empty(own.shape, dtype=torch.promote_types(own.dtype, torch.float32), device=own.device)
+        few = max(1, steps.PIECE[own.device.type] // own.shape[-1])
+        for mine, theirs, both in zip(*(part.flatten(0, -2).split(few) for part in (own, other, blended)), strict=True):
+            mine, theirs = mine.to(both.dtype), theirs.to(both.dtype)
+            both.copy_(torch.where(theirs > -torch.inf, (1 + weight) * mine - weight * theirs, mine))
+        return blended
 
 
 def open_path(

@@ -35,13 +35,13 @@ def read(path: Path, features: Features, call: int, temperature: float, kind: La
     is. A draw uses the uniform that the router's would."""
     tokens = torch.zeros_like(path.fixed)
     found = Reading(tokens, number := tokens.double(), tokens.clone(), number.clone(), number.clone())
+    u, _ = path.stream.uniforms(call, positions(tokens), Purpose.TOKENS)
     for rows, log_law in path.laws(features, path.free.nonzero(), temperature or 1.0, call, kind == "predicted"):
-        sample, position = here = tuple(rows.unbind(-1))
+        here = tuple(rows.unbind(-1))
         law = log_law.double().softmax(-1)
         found.largest[here], found.top[here] = law.max(-1)
         found.entropy[here] = torch.special.entr(law).sum(-1)
-        u, _ = path.stream.uniforms(call, position, Purpose.TOKENS, sample)
-        drawn = inverse_cdf(law, u) if temperature else found.top[here]
+        drawn = inverse_cdf(law, u[here]) if temperature else found.top[here]
         found.drawn[here], found.chance[here] = drawn, law.gather(-1, drawn[:, None])[:, 0]
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from limpet.engine import process, support
 from limpet.engine.path import Features, Info, Path, State
-from limpet.engine.steps import Outcome, inverse_cdf
+from limpet.engine.steps import Outcome, inverse_cdf, positions
 from limpet.engine.streams import Purpose
 from limpet.samplers.knobs import knob
 from limpet.samplers.native import Native
@@ -23,6 +22,14 @@ class Leapt(NamedTuple):
 
     before: Tensor  # (B, L) the state that the step began with
     values: Tensor  # (B, L, D) what the body made of it
+
+
+class Asked(NamedTuple):
+    """A call whose laws a leap reads."""
+
+    call: int
+    tokens: Tensor  # (B, L) that it saw
+    features: Features
 
 
 @dataclass(frozen=True)
@@ -57,40 +64,45 @@ class Trapezoidal(Native):
         looks = [self.transition(path, state, path.nowhere, path.free)] if path.trace else []
         features, *told = path.call(state.tokens, t, *looks)
         tokens, free = state.tokens.clone(), path.free.nonzero()
-        for rows, rates in self.rates(path, state, features, free):
-            sample, position = here = tuple(rows.unbind(-1))
-            total = rates.sum(-1)
-            coin, _ = path.stream.uniforms(r, position, Purpose.COINS, sample)
-            u, _ = path.stream.uniforms(r, position, Purpose.TOKENS, sample)
-            jumps = coin < -(-total * span).expm1()
-            tokens[here] = torch.where(jumps, inverse_cdf(rates, u), tokens[here])
+        asked = self.asked(path, state, features)
+        coin, _ = path.stream.uniforms(r, positions(tokens), Purpose.COINS)
+        u, _ = path.stream.uniforms(r, positions(tokens), Purpose.TOKENS)
+        for both in zip(*(path.laws(one.features, free, self.temperature, one.call) for one in asked), strict=True):
+            here = tuple(both[0][0].unbind(-1))
+            rates = self.rates(path, asked, here, [log_law for _, log_law in both])
+            jumps = coin[here] < -(-rates.sum(-1) * span).expm1()
+            tokens[here] = torch.where(jumps, inverse_cdf(rates, u[here]), tokens[here])
+            del rates  # before the next laws are made
         memory = () if state.memory else Leapt(state.tokens, features.values.clone())
         unread = Outcome(tokens, torch.zeros_like(tokens), torch.full_like(tokens, torch.inf, dtype=torch.double), None)
         outcome = told[0]._replace(tokens=tokens) if told else unread
         return State(r + 1, tokens, memory), Info(r, t, state.tokens, outcome, {})
 
-    def rates(self, path: Path, state: State, features: Features, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of samples and positions, and the rates (r, V) of their leap: 0 at their own tokens."""
-        r = state.call
+    def asked(self, path: Path, state: State, features: Features) -> list[Asked]:
+        """The call that a leap reads, and before it the one that its step began with."""
+        this = Asked(state.call, state.tokens, features)
         if not state.memory:
-            yield from self.at(path, state.tokens, features, r, rows)
-            return
+            return [this]
         before, values = state.memory
-        earlier = Features(values, path.shown(before, self.times[r - 1]))
-        both = zip(self.at(path, before, earlier, r - 1, rows), self.at(path, state.tokens, features, r, rows),
-                   strict=True)  # fmt: skip
-        less, over = (1 - self.theta) ** 2 + self.theta**2, 2 * self.theta * (1 - self.theta)
-        for (some, first), (_, second) in both:
-            own = state.tokens[tuple(some.unbind(-1))]
-            rates = ((second - less * first) / over).clamp(min=0)
-            yield some, rates.scatter(-1, own[:, None], 0.0)
+        return [Asked(state.call - 1, before, Features(values, path.shown(before, self.times[state.call - 1]))), this]
 
-    def at(self, path: Path, tokens: Tensor, features: Features, call: int, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip  # noqa: E501
-        """The rates of the reverse process away from the tokens, float64, by the laws of one call."""
-        t, signal = self.times[call], path.signal(self.times[call])
+    def rates(self, path: Path, asked: list[Asked], here: tuple[Tensor, ...], log_laws: list[Tensor]) -> Tensor:
+        """(r, V) of the leap at some samples and positions, by their laws in its calls: 0 at their own tokens. Of the
+        second leap, written over those of the two calls."""
+        *first, rates = (self.at(path, one, here, log_law) for one, log_law in zip(asked, log_laws, strict=True))
+        if not first:
+            return rates
+        less, over = (1 - self.theta) ** 2 + self.theta**2, 2 * self.theta * (1 - self.theta)
+        own = asked[-1].tokens[here][:, None]
+        return rates.sub_(first[0].mul_(less)).div_(over).clamp_(min=0).scatter_(-1, own, 0.0)
+
+    def at(self, path: Path, asked: Asked, here: tuple[Tensor, ...], log_law: Tensor) -> Tensor:
+        """(r, V) float64: the rates of the reverse process away from the tokens, by the laws of one call. Every step
+        is written over the one before: laws are large, and two are held at once."""
+        t, signal = self.times[asked.call], path.signal(self.times[asked.call])
         pace = -float(path.denoiser.schedule.slope(t)) / (signal * path.denoiser.vocab_size)
-        for some, log_law in path.laws(features, rows, self.temperature, call):
-            law = support.cut(log_law.double().softmax(-1), self.support(call))
-            noisy = signal * law + (1 - signal) / path.denoiser.vocab_size
-            own = tokens[tuple(some.unbind(-1))][:, None]
-            yield some, (pace * noisy / noisy.gather(-1, own)).scatter(-1, own, 0.0)
+        law = support.cut(log_law.double().softmax(-1), self.support(asked.call))
+        noisy = law.mul_(signal).add_((1 - signal) / path.denoiser.vocab_size)
+        own = asked.tokens[here][:, None]
+        at_own = noisy.gather(-1, own)
+        return noisy.mul_(pace).div_(at_own).scatter_(-1, own, 0.0)

@@ -24,7 +24,9 @@ from limpet.engine.support import EVERY, Support
 from limpet.errors import LimpetError
 
 CHUNK = {"cpu": 2**23, "cuda": 2**26}  # logits that the head makes at once: rows x vocabulary
-PIECE = 2**20  # of those, what a CPU works on at once: more would leave its caches, and be asked anew of the system
+# Of those, what is worked on at once, in float64 and several times over: on a CPU more would leave its caches, and be
+# asked anew of the system.
+PIECE = {"cpu": 2**20, "cuda": 2**25}
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,7 @@ def no_law(input: Input, call: int, place: int) -> LimpetError:
 def pieces(head: Head, features: Tensor, needed: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The needed rows, a few at a time, and what the head says of them. The head takes many at once: it reads all its
     weights for every call."""
-    many = max(1, CHUNK[needed.device.type] // vocab_size)
-    few = max(1, PIECE // vocab_size) if needed.device.type == "cpu" else many
+    many, few = (max(1, most[needed.device.type] // vocab_size) for most in (CHUNK, PIECE))
     for rows in torch.split(needed, many):
         said = head(features[tuple(rows.unbind(-1))])
         yield from zip(torch.split(rows, few), torch.split(said, few), strict=True)

@@ -1,0 +1,98 @@
+"""What a step holds at once: counted tensor by tensor, so that no sampler and no body takes more than it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from limpet.denoisers import Denoiser
+from limpet.engine import steps
+from limpet.engine.path import open_path, stepped
+from limpet.engine.streams import Stream
+from limpet.samplers import Sampler, parse
+from test_conformance import TABLE
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of all tensors made since it began that are still alive, after every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = function(*args, **(kwargs or {}))
+        self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
+                storage = leaf.untyped_storage()
+                self.alive.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return made
+
+
+class Random(Denoiser):
+    """Random laws from features so narrow that logits alone take memory."""
+
+    name, digest, vocab_size, length = "random", "random", 1024, 64
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.embedding, self.weight = (torch.randn(self.vocab_size, 4, generator=generator) for _ in range(2))
+
+    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+        return self.embedding[tokens]
+
+    def head(self, features: Tensor) -> Tensor:
+        return features @ self.weight.T
+
+
+def most_held(model: Denoiser, sampler: Sampler, batch: int) -> int:
+    """Bytes, in the call of a path that takes most; three tokens of each sample are given."""
+    fixed = torch.full((batch, model.length), -1)
+    fixed[:, :3] = 5
+    path, most = open_path(model, Stream(3, torch.arange(batch)), fixed), 0
+    with torch.inference_mode():
+        state = sampler.begin(path)
+        while state.call < sampler.nfe:
+            with Held() as held:
+                state, _ = stepped(sampler, path, state)
+            most = max(most, held.most)
+    return most
+
+
+@pytest.mark.parametrize("piece", [2**15, 2**12], ids=["whole chunks", "eighths"])
+@pytest.mark.parametrize("arm", [*TABLE, "native top_p=.8", "gibbs choose=margin", "trapezoidal top_p=.8"])
+def test_a_call_holds_four_chunks_of_logits_and_five_pieces_at_most(
+    arm: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks as the head gives them, pieces in float64, whatever the sampler; all logits of a call are eight chunks.
+    What has one number for each position, or a few, may take an eighth of a chunk."""
+    model, batch = Random(), 4
+    chunk = batch * model.length * model.vocab_size // 8
+    monkeypatch.setitem(steps.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(steps.PIECE, "cpu", piece)
+    _, sampler = parse(arm, nfe=5)
+    assert most_held(model, sampler, batch) <= 4 * (4 * chunk) + 5 * (8 * piece) + 4 * chunk // 8
+
+
+def test_what_is_held_is_counted() -> None:
+    with Held() as held:
+        one = torch.ones(1000)
+        assert held.most == 4000
+        (one + 1).sum()  # the sum of a tensor that nothing keeps
+        one[2:].mul_(2)
+        assert held.most == 8004
+        del one
+        torch.ones(1500)
+        assert held.most == 8004
+        kept = torch.ones(2500)[:1]  # a view keeps all
+        torch.ones(10)
+    assert held.most == 10040
+    assert len(kept) == 1
