@@ -49,6 +49,15 @@ def test_the_recommendation_is_what_the_tuner_found():
     assert parse(found["16"]["arm"])[1].nfe == 16
 
 
+def test_on_two_cores_it_finds_the_same_in_the_time_it_is_said_to_take():
+    cold = json.loads((ROOT / "benchmarks/results/tuning.json").read_text())
+    assert cold["command"] == "limpet tune mini --nfe 16"
+    assert cold["cores"] == 2
+    assert cold["minutes"] < 20
+    assert f"took {cold['minutes']:.0f} minutes" in (ROOT / "docs/tune.md").read_text()
+    assert cold["arm"] == json.loads(frontier.TUNED.read_text())["16"]["arm"]
+
+
 @pytest.mark.parametrize("role", ["base", "distilled"])
 def test_what_the_tuner_found_is_within_03_of_the_best_known(tried, role):
     """Less all that mixtures of the other forms reach at its entropy, on seeds that neither choice has seen."""
