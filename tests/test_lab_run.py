@@ -52,6 +52,24 @@ def test_a_finished_study_is_not_made_again(tmp_path, undisturbed):
     assert contents(tmp_path) == undisturbed
 
 
+def test_samples_from_an_index_on_are_those_of_a_longer_run(tmp_path):
+    """Samples 2 and 3 of a seed come out the same alone and after the first two, and are a unit of their own."""
+    cells = {
+        name: Cell(name, "exact:words", BASE, n, first=first) for name, n, first in (("all", 4, 0), ("late", 2, 2))
+    }
+    early = Cell("early", "exact:words", BASE, 2)
+    work(tmp_path, Study("indices", "indices", (*cells.values(), early), (1,), nothing))
+    store = Store(tmp_path)
+    keys = {cell["name"]: cell["keys"][0] for cell in store.read_plan("indices")["cells"]}
+    tokens = {name: store.read(key).tensors["tokens"] for name, key in keys.items()}
+    assert torch.equal(tokens["late"], tokens["all"][2:])
+    assert torch.equal(tokens["early"], tokens["all"][:2])
+    assert len(set(keys.values())) == 3
+    replayed = Cell("second", "exact:words", BASE.but(values="second"), 2, replay="late")
+    with pytest.raises(LimpetError, match="must agree on model, samples"):
+        Study("indices", "indices", (cells["late"], replayed), (1,), nothing)
+
+
 def test_studies_share_their_units(tmp_path):
     work(tmp_path)
     native = small({"elsewhere": (NATIVE, None)}, name="other")

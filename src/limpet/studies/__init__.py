@@ -26,7 +26,6 @@ PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study'
 # With presets of their own: they look inside paths and forward states.
 AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
 OWN = ("samplers", "forms", "mending")  # limpet's, and not the paper's
-AUDITED = {"mini-gpu": "mini"}  # what a preset is called where audits call it otherwise
 
 
 def study(name: str, size: Any) -> Study:
@@ -68,7 +67,7 @@ def study(name: str, size: Any) -> Study:
         name,
         about["title"],
         cells,
-        size.shards,
+        getattr(size, "more", {}).get(name, size.shards),
         show,
         size.judges,
         preset=size.name,
@@ -87,7 +86,7 @@ def whole(size: Preset, stand: Mapping[str, str] = {}) -> list[Study]:
     for name in AUDITS:
         if name not in OWN:
             known = importlib.import_module(f"limpet.studies.{name}").PRESETS
-            if (own := known.get(AUDITED.get(size.name, size.name))) is None:
+            if (own := known.get(size.name)) is None:
                 raise LimpetError(f"audits have no preset {size.name!r}; they have {', '.join(known)}")
             sizes[name] = replace(own, models=tuple(stand.get(model, model) for model in own.models))
     return [study(name, sizes[name]) for name in (*AUDITS, *STUDIES) if name not in OWN]

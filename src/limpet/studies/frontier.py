@@ -17,9 +17,15 @@ WARMUPS = (0.016, 0.17, 0.33, 0.5)
 
 
 def sweep(preset: Preset, role: str) -> tuple[Cell, ...]:
-    """Both sweeps on one model: cells role/p/MASS and role/D/BUDGET."""
+    """Both sweeps on one model: cells role/p/MASS and role/D/BUDGET.
+
+    Of base Duo's, the paper takes p = 0.95 from the NFE sweep, and ran the other thresholds again by themselves."""
     model = preset.roles[role]
-    masses = [Cell(f"{role}/p/{p}", model, preset.native.but(top_p=p), preset.fine_n) for p in preset.masses]
+    masses = [
+        Cell(f"{role}/p/{p}", model, preset.native.but(top_p=p), preset.fine_n,
+             first=preset.own_launch if role == "base" and p != 0.95 else 0)
+        for p in preset.masses
+    ]  # fmt: skip
     return *masses, *(Cell(f"{role}/D/{d}", model, preset.crs.but(budget=d), preset.fine_n) for d in BUDGETS)
 
 
@@ -33,14 +39,15 @@ def cells(preset: Preset) -> Iterable[Cell]:
     warmups = (
         Cell(f"distilled/warmup/{f}", preset.distilled, preset.crs.but(warmup=f), preset.fine_n) for f in WARMUPS
     )
-    return *sweep(preset, "distilled"), *sweep(preset, "base"), *warmups
+    mended = (Cell(f"{role}/mend", model, preset.mend, preset.fine_n) for role, model in preset.roles.items())
+    return *sweep(preset, "distilled"), *sweep(preset, "base"), *warmups, *mended
 
 
 def tables(results: Beside, preset: Preset) -> Iterator[Table]:
     for role in preset.captions:
         masses = {f"{role}/p/{p}": (f"p={p}",) for p in preset.masses}
         budgets = {f"{role}/D/{d}": (f"D={d:g}L",) for d in BUDGETS}
-        yield results.measured(f"frontier-{role}", (masses, budgets))
+        yield results.measured(f"frontier-{role}", (masses, budgets, {f"{role}/mend": ("Mend",)}))
 
 
 def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
@@ -52,6 +59,7 @@ def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
         series = [
             results.series(name, list(notes), "entropy", notes=tuple(notes.values())) for name, notes in sweeps.items()
         ]
+        series.append(results.series("Mend", [f"{role}/mend"], "entropy", joined=False))
         if role == "distilled":
             cells = [f"distilled/warmup/{f}" for f in WARMUPS]
             series.append(results.series("CRS warmup", cells, "entropy", joined=False, open=True))

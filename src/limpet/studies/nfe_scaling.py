@@ -8,19 +8,23 @@ from functools import partial
 from limpet.lab.claims import Finding, Printed, above, between
 from limpet.lab.page import Entry, Panel, Table
 from limpet.lab.study import Cell
-from limpet.samplers import CRS, Native, Sampler
+from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.stats import Estimate
 from limpet.studies.presets import Preset
 from limpet.studies.published import Beside, Claims, printed, ticks
 
-ARMS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS"}
+ARMS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS", "mend": "Mend"}
 LENGTH = 1024  # of the paper's samples
 MEAN, ERROR = 0, 2  # where they stand in "41.79 ± 0.84", parted
 
 
 def arms(nfe: int) -> dict[str, Sampler]:
+    """The paper's four, and Mend."""
     native = Native(nfe=nfe)
-    return {"native": native, "p.95": native.but(top_p=0.95), "p.9": native.but(top_p=0.9), "CRS": CRS(nfe=nfe)}
+    return {
+        "native": native, "p.95": native.but(top_p=0.95), "p.9": native.but(top_p=0.9), "CRS": CRS(nfe=nfe),
+        "mend": Mend(nfe=nfe),
+    }  # fmt: skip
 
 
 def cells(preset: Preset) -> Iterable[Cell]:

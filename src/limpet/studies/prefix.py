@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from limpet.lab.claims import Finding, above, alike, below
 from limpet.lab.page import Contrast, Table
 from limpet.lab.study import DIVERSITY, Cell
-from limpet.samplers import CRS
+from limpet.samplers import CRS, Sampler
 from limpet.studies.presets import Preset
 from limpet.studies.published import NAMES, Beside, Claims, Side, printed, row
 
@@ -20,19 +20,19 @@ STEPS = (("0", "short"), ("short", "ever"))  # of the horizon; the gain of each 
 
 
 def cells(preset: Preset) -> tuple[Cell, ...]:
-    """Cells prefix/LATE/HORIZON."""
+    """Cells prefix/LATE/HORIZON, and Mend as it comes."""
 
     def crs(late: str) -> CRS:
         every = late.startswith("all ")
         return preset.crs.but(**{"top_p" if every else "late_top_p": float(late.removeprefix("all "))})
 
+    samplers: dict[str, Sampler] = {
+        f"prefix/{late}/{horizon}": preset.horizons(crs(late))[horizon] for late, horizon in ROWS
+    }
     return tuple(
-        Cell(
-            f"prefix/{late}/{horizon}", preset.distilled, preset.horizons(crs(late))[horizon], preset.prompted_n,
-            preset.prompted_length, preset.prompts,
-        )
-        for late, horizon in ROWS
-    )  # fmt: skip
+        Cell(name, preset.distilled, sampler, preset.prompted_n, preset.prompted_length, preset.prompts)
+        for name, sampler in {**samplers, "prefix/mend": preset.mend}.items()
+    )
 
 
 def tables(results: Beside, preset: Preset) -> Iterator[Table]:
@@ -40,6 +40,7 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
         return late.capitalize() if late.startswith("all") else f"Late {late}", preset.shown[horizon]
 
     groups = [{f"prefix/{late}/{h}": named(late, h) for late, h in rows} for rows in (ROWS[:-1], ROWS[-1:])]
+    groups.append({"prefix/mend": ("Mend", preset.shown["ever"])})
     yield results.measured("prefix", groups, (*(f"ppl:{judge}" for judge in results.judges), *DIVERSITY[:3]))
     arms = {"prefix/all 0.8/0": ("p=0.8 at every step, H=0",)}
     arms |= {f"prefix/0.8/{h}": (f"late p=0.8, H={preset.shown[h]}",) for h in ("short", "ever")}

@@ -10,7 +10,7 @@ from typing import Any
 from limpet.errors import LimpetError
 from limpet.files import Toml
 from limpet.lab.study import Judging, Prompts
-from limpet.samplers import CRS, Native, knobs
+from limpet.samplers import CRS, Mend, Native, knobs
 
 HERE = Path(__file__).parent
 
@@ -27,6 +27,7 @@ class Preset:
     lengths: dict[str, int]  # tokens in a sample of each
     judges: tuple[Judging, ...]
     shards: tuple[int, ...]
+    more: dict[str, tuple[int, ...]]  # of studies with a verdict that the others' shards leave open
     n: int  # samples in a shard
     fine_n: int  # of the studies that match on entropy, or follow changes of it that are small against its noise
     audit_n: int  # of the endpoint audit
@@ -43,6 +44,21 @@ class Preset:
     def horizon(self) -> int:
         """The paper's eight steps of 64, as a share of the calls."""
         return max(1, self.nfe // 8)
+
+    @property
+    def apart(self) -> int:
+        """The first of the sample indices that the endpoint audit has to itself: the NFE sweep has those below."""
+        return max(self.n, self.fine_n)
+
+    @property
+    def own_launch(self) -> int:
+        """The same for the base frontier, which the paper ran by itself."""
+        return self.apart + self.audit_n
+
+    @property
+    def mend(self) -> Mend:
+        """Mend as it comes, beside the paper's arms."""
+        return Mend(nfe=self.nfe)
 
     @property
     def most(self) -> int:

@@ -1,7 +1,8 @@
 """Labels copied to the output, or also shown to the denoiser (appendix D.8; figure 5).
 
 Final-only replays the positions, steps and labels of a CRS run on a path that never sees them, and copies them to
-the output, as does the CRS arm beside it: only the input differs."""
+the output, as does the CRS arm beside it: only the input differs. Beside them, and not in the paper, CRS with the same
+knobs whose labels may be mended."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 
 from limpet.lab.page import Contrast, Panel, Series, Table
 from limpet.lab.study import Cell
+from limpet.samplers import Mend
 from limpet.studies.presets import Preset
 from limpet.studies.published import Beside, ticks
 
 MASSES = (1.0, 0.9, 0.85, 0.8)  # after a warmup at 0.9; the paper does not list its sweep
-ARMS = {"revisable": "revisable", "final-only": "final-only", "CRS": "CRS, copied"}
+ARMS = {"revisable": "revisable", "final-only": "final-only", "CRS": "CRS, copied", "mend": "the same, mended"}
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
@@ -22,6 +24,8 @@ def cells(preset: Preset) -> Iterator[Cell]:
         final_only = crs.but(write="output", values="recorded")
         yield Cell(f"{p}/CRS", preset.distilled, crs, preset.n)
         yield Cell(f"{p}/final-only", preset.distilled, final_only, preset.n, replay=f"{p}/CRS")
+        knobs = {knob: value for knob, value in crs.to_dict().items() if knob != "sampler"}
+        yield Cell(f"{p}/mend", preset.distilled, Mend(**knobs), preset.n)
         yield Cell(f"{p}/revisable", preset.distilled, preset.horizons(crs)["0"], preset.n)
 
 
@@ -40,6 +44,6 @@ def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
 
 def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
     for p in MASSES:
-        for arm, against in (("CRS", "final-only"), ("final-only", "revisable")):
+        for arm, against in (("CRS", "final-only"), ("final-only", "revisable"), ("mend", "CRS")):
             estimate = results.contrast(f"{p}/{arm}", f"{p}/{against}")
             yield Contrast(f"NLL of {arm} less {against}, late p={p:g}", estimate)
