@@ -30,22 +30,22 @@ ATTENTION = [  # the fastest that takes the shape and the precision
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
 
-# Numbers in a batch's residual stream (at the released width, of 16384 and 4096 tokens) up to which launching kernels
-# one by one may cost more than running them, and it costs less to compute every position than to launch for a few.
-REPLAYED, SMALL = 2**14 * 768, 2**12 * 768
+REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
+SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
+WIDTH = 768  # of the network that these were found with, the released one; a token of a wider one counts for more
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
 
 
-def replayed(function: Function, width: int) -> Function:
+def replayed(function: Function, wider: float) -> Function:
     """A function of CUDA tensors, captured as a graph for each shape of small batches and then replayed.
 
     What a replay returns is written over by the next, and takes memory for ever."""
     captured: dict[torch.Size, Function] = {}
 
     def replay(tokens: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
-        if not tokens.is_cuda or tokens.numel() * width > REPLAYED:
+        if not tokens.is_cuda or tokens.numel() * wider > REPLAYED:
             return function(tokens, sigma)
         if tokens.shape not in captured:
             graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
@@ -67,11 +67,12 @@ class FusedBody:
         width = network.shape.width
         self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.trunk, self.whole = replayed(self._trunk, width), replayed(self._whole, width)
+        self.wider = max(1.0, width / WIDTH)
+        self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
 
     def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""
-        if tokens.is_cuda and tokens.numel() * self.network.shape.width <= SMALL:
+        if tokens.is_cuda and tokens.numel() * self.wider <= SMALL:
             return self.whole(tokens, sigma)[0].clone()
         x, normed, keys, modulation = self.trunk(tokens, sigma)
         index = needed()
