@@ -127,6 +127,21 @@ def test_bfloat16_leaves_the_residual_stream_alone():
     assert kinds["vocab_embed.embedding"] == torch.float32
 
 
+def test_an_embedding_is_held_as_it_is_stored_where_that_is_the_precision(tmp_path):
+    """In bfloat16 from a file of bfloat16: half the memory, the same numbers. A float32 one is not rounded."""
+    model, logits = Duo(random_network()), {}
+    for storage in ("float32", "bfloat16"):
+        model.save(tmp_path / storage, storage)
+        again = load(tmp_path / storage, device="cpu", precision="bfloat16")
+        assert str(again.network.vocab_embed.embedding.dtype) == f"torch.{storage}"
+        logits[storage] = again.logits(random_tokens(), 0.5)
+    again.network.vocab_embed.float()
+    assert torch.equal(again.logits(random_tokens(), 0.5), logits["bfloat16"])
+    assert not torch.equal(logits["float32"], logits["bfloat16"])
+    whole = load(tmp_path / "bfloat16", device="cpu")
+    assert whole.network.vocab_embed.embedding.dtype == torch.float32
+
+
 def test_bfloat16_rounds_a_copy():
     network = random_network()
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}

@@ -11,11 +11,13 @@ from pathlib import Path as File
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from backends import DEVICE, Case, case_of, same, step  # first: it says who runs the kernels
 
 pytest.importorskip("triton")
 
+from held import Held
 from limpet import CRS, registry
 from limpet.denoisers import fused as fused_denoiser
 from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, set_precision
@@ -136,6 +138,29 @@ def test_it_is_lazy_at_the_readout_and_with_chunks(monkeypatch: pytest.MonkeyPat
     agree(logits, case, padded)
     assert max(sizes[len(sizes) // 2 :]) <= 5
     agree(logits, case, lambda rows: rows.T.contiguous().T)
+
+
+def test_one_chunk_of_logits_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "CHUNK", 5 * 19)
+    logits, case = drawn_case(4, (2, 8, 19))
+    given: list[StorageWeakRef] = []
+
+    class Read:
+        """In the kernel's place, as the interpreter keeps what it was given."""
+
+        def __getitem__(self, grid: tuple[int]):
+            return lambda *given, **named: None
+
+    monkeypatch.setattr(fused.kernels, "rows", Read())
+
+    def head(rows: Tensor) -> Tensor:
+        assert all(chunk.expired() for chunk in given)
+        made = rows + 0
+        given.append(StorageWeakRef(made.untyped_storage()))
+        return made
+
+    step(fused.BACKEND, logits, case, head)
+    assert len(given) > 2
 
 
 @pytest.mark.parametrize(("boundary", "kept"), [("released", {0, 1, 2}), ("paper", {0, 1})])
@@ -298,6 +323,48 @@ def test_the_fused_body_can_be_asked_for_some_positions(
             features = FusedBody(network)(tokens, sigma, lambda index=index: index)
             assert features.shape == (3, 7, 32)
             torch.testing.assert_close(features.flatten(0, 1)[some], every[some], rtol=most, atol=most)
+
+
+@pytest.mark.parametrize(("hidden", "most"), [(1, 9), (4, 13)])
+def test_the_fused_body_lets_go_of_what_it_has_read(hidden: int, most: int) -> None:
+    """In float32 and in sizes of the residual stream: at the attention the stream itself, queries, keys and values,
+    what is mixed and its map, which makes six; at the MLP the stream, the attention's update, a norm, and the hidden
+    layer before and after its activation, which a GPU makes in one. Two or three more for the small ones, and what
+    attention takes itself."""
+    shape = Shape(vocab_size=19, length=48, width=64, blocks=3, heads=2, cond=8, hidden=hidden * 64)
+    body = FusedBody(random_network(shape))
+    tokens = torch.randint(shape.vocab_size, (1, 48), generator=random_generator(2), device=DEVICE)
+    index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE)
+    with torch.inference_mode(), Held() as held:
+        body(tokens, torch.full((1,), 0.5, device=DEVICE), lambda: index)
+    assert held.most <= most * tokens.numel() * shape.width * 4
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_the_modulations_of_all_blocks_are_held_once(mode) -> None:
+    with mode():
+        network = random_network(Shape(vocab_size=19, length=8, width=24, blocks=3, heads=2, cond=8, hidden=40))
+        before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        body = FusedBody(network)
+    maps = [block.adaLN_modulation for block in network.blocks] + [network.output_layer.adaLN_modulation]
+    for name, whole in (("weight", body.weight), ("bias", body.bias)):
+        parts = [getattr(one, name) for one in maps]
+        assert torch.equal(torch.cat(parts), whole)
+        assert {part.untyped_storage().data_ptr() for part in parts} == {whole.untyped_storage().data_ptr()}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_an_embedding_in_bfloat16_is_what_it_is_in_float32() -> None:
+    """A file that stores it so is held so: the stream that it opens is float32 all the same."""
+    network = random_network(Shape(vocab_size=19, length=8, width=32, blocks=2, heads=2, cond=8, hidden=40))
+    set_precision(network, torch.bfloat16)
+    tokens = torch.randint(19, (3, 7), generator=random_generator(2), device=DEVICE)
+    sigma, features = torch.tensor([0.02, 0.9, 4.0], device=DEVICE), []
+    for kind in (torch.bfloat16, torch.float32):
+        network.vocab_embed.to(kind)
+        with torch.no_grad():
+            features.append((network.body(tokens, sigma), FusedBody(network)(tokens, sigma)))
+    assert all(torch.equal(one, other) for one, other in zip(*features, strict=True))
 
 
 def test_a_plan_says_which_positions_will_be_read() -> None:

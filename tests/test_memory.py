@@ -1,40 +1,18 @@
-"""What a step holds at once: counted tensor by tensor, so that no sampler and no body takes more than it says."""
+"""What a call holds at once, counted tensor by tensor: no sampler takes more than all of them may."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from held import Held
 from limpet.denoisers import Denoiser
 from limpet.engine import steps
 from limpet.engine.path import open_path, stepped
 from limpet.engine.streams import Stream
 from limpet.samplers import Sampler, parse
 from test_conformance import TABLE
-
-
-class Held(TorchDispatchMode):
-    """Counts the bytes of all tensors made since it began that are still alive, after every operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        made = function(*args, **(kwargs or {}))
-        self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
-                storage = leaf.untyped_storage()
-                self.alive.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self.most = max(self.most, sum(size for _, size in self.alive.values()))
-        return made
 
 
 class Random(Denoiser):

@@ -189,7 +189,7 @@ print(weights, (kib("VmHWM") - before) * 1024)
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_loading_takes_the_memory_of_the_weights_and_little_more(tmp_path, storage, precision):
     """At most the weights as they run, 15% of that, and 48 MiB; twice the weights would be 200 MiB more, or 100."""
-    shape = Shape(vocab_size=4096, length=8, width=768, blocks=6, heads=12, cond=64, hidden=3072)
+    shape = Shape(vocab_size=8192, length=8, width=768, blocks=6, heads=12, cond=64, hidden=3072)
     with torch.device("meta"):
         names = [(f"backbone.{name}", parameter.shape) for name, parameter in Network(shape).named_parameters()]
     state = {name: torch.full(size, 0.01, dtype=torch.bfloat16) for name, size in names}

@@ -216,7 +216,7 @@ class Embedding(nn.Module):
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding)
+        return F.embedding(tokens, self.embedding).float()
 
 
 class OutputLayer(nn.Module):
@@ -271,7 +271,7 @@ class Network(nn.Module):
 
 
 def set_precision(network: nn.Module, dtype: torch.dtype) -> None:
-    """Store the linear maps of blocks and output in `dtype`; norms, embedding and sigma map stay float32."""
+    """Store the linear maps of blocks and output in `dtype`; norms, embedding and sigma map stay as they are."""
     for module in network.modules():
         if isinstance(module, Linear):
             module.to(dtype)
@@ -308,7 +308,7 @@ class Duo(Denoiser):
 
     `mask` is a token that noise may be but no clean text has: its trainer gave it no chance, and neither does the head.
     In bfloat16 the linear maps and attention of the blocks and the output run in bfloat16, and so are the logits;
-    embedding, sigma, norms and the residual stream stay float32."""
+    sigma, norms and the residual stream stay float32, and so does an embedding that is stored so."""
 
     tokenizer: Tokenizer | None
 
@@ -420,6 +420,8 @@ def make(
     )
     network = empty_network(state, config, path)
     set_precision(network, dtype)
+    if state["vocab_embed.embedding"].dtype == dtype:  # stored so, it takes no more memory than it has to tell
+        network.vocab_embed.to(dtype)
     fill(network, state, path, f"a Duo model of {network.shape.blocks} blocks", place)
     tokenizer, reason = files.find_tokenizer(path.parent, network.shape.vocab_size)
     mask = _mask(config, tokenizer, network.shape.vocab_size, path)

@@ -24,7 +24,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 if TYPE_CHECKING:
     from limpet.denoisers import Needed
-    from limpet.denoisers.duo import Block, Network, Norm
+    from limpet.denoisers.duo import Block, Linear, Network, Norm
 
 ATTENTION = [  # the fastest that takes the shape and the precision
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
@@ -32,19 +32,20 @@ ATTENTION = [  # the fastest that takes the shape and the precision
 
 REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
 SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
+WIDTH = 768  # of the network that these were found with, the released one; a token of a wider one counts for more
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
 
 
-def replayed(function: Function) -> Function:
+def replayed(function: Function, wider: float) -> Function:
     """A function of CUDA tensors, captured as a graph for each shape of small batches and then replayed.
 
-    What a replay returns is written over by the next."""
+    What a replay returns is written over by the next, and takes memory for ever."""
     captured: dict[torch.Size, Function] = {}
 
     def replay(tokens: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
-        if not tokens.is_cuda or tokens.numel() > REPLAYED:
+        if not tokens.is_cuda or tokens.numel() * wider > REPLAYED:
             return function(tokens, sigma)
         if tokens.shape not in captured:
             graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
@@ -61,62 +62,86 @@ class FusedBody:
         self.network, self.heads = network, network.shape.heads
         self.blocks = cast("list[Block]", list(network.blocks))
         modulations = [block.adaLN_modulation for block in self.blocks] + [network.output_layer.adaLN_modulation]
-        self.weight = torch.cat([linear.weight.detach() for linear in modulations])
-        self.bias = torch.cat([linear.bias.detach() for linear in modulations])
+        self.weight = _joined(modulations, "weight")
+        self.bias = _joined(modulations, "bias")
         width = network.shape.width
         self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.trunk, self.whole = replayed(self._trunk), replayed(self._whole)
+        self.wider = max(1.0, width / WIDTH)
+        self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
 
     def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""
-        if tokens.is_cuda and tokens.numel() <= SMALL:
+        if tokens.is_cuda and tokens.numel() * self.wider <= SMALL:
             return self.whole(tokens, sigma)[0].clone()
         x, normed, keys, modulation = self.trunk(tokens, sigma)
-        return self._features(x, normed, keys, modulation, needed())
+        index = needed()
+        if index is not None and not len(index):
+            return torch.empty_like(normed)
+        queries = self._queries(normed, index)
+        del normed
+        attended = self.blocks[-1].attn_out(_attended(queries, keys, self.heads, index))
+        del queries, keys
+        return self._features(x, attended, modulation, index)
 
     def _whole(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor]:
-        return (self._features(*self._trunk(tokens, sigma), None),)
+        x, normed, keys, modulation = self._trunk(tokens, sigma)
+        attended = self.blocks[-1].attn_out(_attended(self._queries(normed, None), keys, self.heads))
+        return (self._features(x, attended, modulation, None),)
 
-    def _features(self, x: Tensor, normed: Tensor, keys: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
-        """The rest of the last block and the last norm, at an index of flat positions or everywhere."""
+    def _queries(self, normed: Tensor, index: Tensor | None) -> Tensor:
+        """The last block's, rotated, at an index of flat positions or everywhere."""
+        rows = normed.flatten(0, 1)
+        queries = F.linear(rows if index is None else rows.index_select(0, index), self.to_queries)
+        self._rotate(queries, normed.shape[1], index)
+        return queries
+
+    def _features(self, x: Tensor, attended: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
+        """What the last block does after its attention, and the last norm, at an index of flat positions or
+        everywhere; `attended` has their rows."""
         gate_attn, shift_mlp, scale_mlp, gate_mlp, shift, scale = modulation[:, -6:].unbind(1)
-        block, norm = self.blocks[-1], self.network.output_layer.norm_final
-        features = torch.empty_like(normed)
-        if index is not None and not len(index):
-            return features
-        rows = normed.flatten(0, 1) if index is None else normed.flatten(0, 1).index_select(0, index)
-        queries = F.linear(rows, self.to_queries)
-        self._rotate(queries, x.shape[1], index)
-        attended = (gate_attn, block.attn_out(_attended(queries, keys, self.heads, index)))
-        normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, torch.empty_like(rows), index)
-        updates = [attended, (gate_mlp, _mlp(block, normed))]
+        updates = [(gate_attn, attended)]
+        updates.append((gate_mlp, _mlp(x, updates, self.blocks[-1], shift_mlp, scale_mlp, index)))
+        features = torch.empty_like(x, dtype=modulation.dtype)
+        norm = self.network.output_layer.norm_final
         return _normed(x, updates, norm, shift, scale, features, index, scatter=True)
 
     def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Up to the last block's keys and values: the (B, L, width) residual stream and what its queries are made of,
         (B, L, 2 width) keys and values, (B, parts, width) modulations."""
-        network = self.network
-        width, length = network.shape.width, tokens.shape[1]
+        network, width = self.network, self.network.shape.width
         cond = network.sigma_map(sigma).to(self.weight.dtype)
         modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
         x = torch.empty(*tokens.shape, width, dtype=torch.float32, device=tokens.device)
-        normed = torch.empty_like(x, dtype=modulation.dtype)
+        *parts, last, _ = modulation.split(6, 1)
         updates: list[Gated] = []
-        for block, part in zip(self.blocks, modulation.split(6, 1), strict=False):
-            shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = part.unbind(1)
-            embedded = None if updates else (network.vocab_embed.embedding, tokens)
-            _normed(x, updates, block.norm1, shift_attn, scale_attn, normed, embedded=embedded, store=True)
-            if block is self.blocks[-1]:
-                break
-            qkv = block.attn_qkv(normed)
-            self._rotate(qkv[..., : 2 * width], length)
-            attended = (gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads)))
-            _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, normed)
-            updates = [attended, (gate_mlp, _mlp(block, normed))]
+        for block, part in zip(self.blocks[:-1], parts, strict=True):
+            self._update(x, updates, block, part, tokens)
+        normed = self._opened(x, updates, self.blocks[-1], last, tokens)
         keys = F.linear(normed, self.to_keys)
-        self._rotate(keys[..., :width], length)
+        self._rotate(keys[..., :width], tokens.shape[1])
         return x, normed, keys, modulation
+
+    def _opened(self, x: Tensor, updates: list[Gated], block: Block, modulation: Tensor, tokens: Tensor) -> Tensor:
+        """A block's first norm, once the residual stream has taken in the updates of the block before, of which there
+        are none before the first: it begins with the embedding."""
+        embedded = None if updates else (self.network.vocab_embed.embedding, tokens)
+        shift, scale = modulation[:, 0], modulation[:, 1]
+        normed = torch.empty_like(x, dtype=modulation.dtype)
+        _normed(x, updates, block.norm1, shift, scale, normed, embedded=embedded, store=True)
+        updates.clear()
+        return normed
+
+    def _update(self, x: Tensor, updates: list[Gated], block: Block, modulation: Tensor, tokens: Tensor) -> None:
+        """One block, from the updates of the one before to its own. What is no longer read is let go at once: of a
+        large batch every one of these is large."""
+        width = x.shape[-1]
+        gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation[:, 2:].unbind(1)
+        qkv = block.attn_qkv(self._opened(x, updates, block, modulation, tokens))
+        self._rotate(qkv[..., : 2 * width], x.shape[1])
+        updates.append((gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads))))
+        del qkv
+        updates.append((gate_mlp, _mlp(x, updates, block, shift_mlp, scale_mlp)))
 
     def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
         """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
@@ -167,7 +192,7 @@ def _norm_kernel(
     inside = i < WIDTH
     sample = (position // length) * stride + i
     origin = tl.load(tokens + position) if EMBED else position
-    value = tl.load(source + origin * WIDTH + i, inside, other=0.0)
+    value = tl.load(source + origin * WIDTH + i, inside, other=0.0).to(tl.float32)
     if UPDATES > 0:
         gate = tl.load(first_gate + sample, inside, other=0.0).to(tl.float32)
         value += gate * tl.load(first + row * WIDTH + i, inside, other=0.0).to(tl.float32)
@@ -229,10 +254,29 @@ def _packs(*parts: Tensor) -> bool:
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
 
 
-def _mlp(block: Block, x: Tensor) -> Tensor:
-    """`Block.mlp`; the tanh form of GELU comes with the first product where the library has them in one kernel."""
-    first, last = cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+def _mlp(
+    x: Tensor, updates: list[Gated], block: Block, shift: Tensor, scale: Tensor, index: Tensor | None = None
+) -> Tensor:
+    """`Block.mlp` of the second norm, with the attention's update added; one row for each of the update's."""
+    out = torch.empty_like(updates[0][1])
+    hidden = _hidden(block, _normed(x, updates, block.norm2, shift, scale, out, index))
+    del out
+    return cast(Tensor, block.mlp[2](hidden))
+
+
+def _hidden(block: Block, x: Tensor) -> Tensor:
+    """The tanh form of GELU comes with the first product where the library has them in one kernel."""
+    first = cast(nn.Linear, block.mlp[0])
     if not x.is_cuda:
-        return cast(Tensor, block.mlp(x))
-    hidden: Tensor = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
-    return cast(Tensor, last(hidden)).view(x.shape)
+        return cast(Tensor, block.mlp[1](first(x)))
+    return torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
+
+
+def _joined(maps: list[Linear], name: str) -> Tensor:
+    """The weights or biases of several maps as one, of which each map keeps a view: they are held once."""
+    parts: list[Tensor] = [getattr(one, name) for one in maps]
+    with torch.inference_mode(False), torch.no_grad():
+        whole = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+            part.data = view
+    return whole

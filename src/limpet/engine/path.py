@@ -241,9 +241,8 @@ class Path:
         own, other = (self._head(part.contiguous()) for part in features.chunk(2, -1))
         blended = torch.empty(own.shape, dtype=torch.promote_types(own.dtype, torch.float32), device=own.device)
         few = max(1, steps.PIECE[own.device.type] // own.shape[-1])
-        for mine, theirs, both in zip(
-            *(torch.split(one.flatten(0, -2), few) for one in (own, other, blended)), strict=True
-        ):
+        parts = (torch.split(part.flatten(0, -2), few) for part in (own, other, blended))
+        for mine, theirs, both in zip(*parts, strict=True):
             mine, theirs = mine.to(both.dtype), theirs.to(both.dtype)
             both.copy_(torch.where(theirs > -torch.inf, (1 + weight) * mine - weight * theirs, mine))
         return blended
