@@ -125,11 +125,16 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
     """Every arm at a number of calls: what was measured, and what it is less the best top-p at equal entropy."""
     yield verdicts(results, preset)
     for at, where in {**places(preset), **continued(preset)}.items():
-        held = all("mauve" in results.cells[f"{at}/{arm}"] for arms in there(at).values() for arm in arms)
+        held = any("mauve" in results.cells[f"{at}/{arm}"] for arms in there(at).values() for arm in arms)
         measures = (*MEASURES, "mauve") if held else MEASURES
+
+        def measured(cell: str, measures: Sequence[str] = measures) -> Iterator[Entry]:
+            for one in measures:
+                yield from results.entries(cell, (one,)) if one in results.cells[cell] else (Entry(""),)
+
         rows = tuple(
             tuple(
-                (Entry(family), Entry(arm), *results.entries(f"{at}/{arm}", measures),
+                (Entry(family), Entry(arm), *measured(f"{at}/{arm}"),
                  *(Entry(signed(less(results, at, arm, measure=one), 3)) for one in ("nll", "rep-4", "self-bleu")))
                 for arm in arms
             )
