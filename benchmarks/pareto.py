@@ -157,7 +157,8 @@ def places(times: dict[str, Any], results: Results, preset: Preset, role: str, r
     found = {}
     for nfe in pareto.calls(preset):
         for family in pareto.families(preset, nfe):
-            shares = pareto.mixed(results, preset, role, readout, nfe, family)
+            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+            shares = mixture.shares if mixture else {}
             each = {arm: seconds(times, preset, nfe, family, arm) for arm in shares}
             if shares and None not in each.values():
                 found[nfe, family] = sum(share * (each[arm] or 0) for arm, share in shares.items())
@@ -171,9 +172,9 @@ def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterato
         reached = []
         for (nfe, family), taken in places(times, results, preset, role, readout).items():
             gain = pareto.less(results, preset, role, readout, nfe, family)
-            if below("", gain).outcome == "holds":
-                shares = pareto.mixed(results, preset, role, readout, nfe, family)
-                reached.append(Cheapest(*know, shares, nfe, gain, taken))
+            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+            if mixture and below("", gain).outcome == "holds":
+                reached.append(Cheapest(*know, mixture.shares, nfe, gain, taken))
         alone = [
             Cheapest(*know, {arm: 1.0}, nfe, gain, taken)
             for (nfe, family, arm), gain in pareto.alone(results, preset, role, readout).items()

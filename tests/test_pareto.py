@@ -70,13 +70,32 @@ def test_a_family_is_read_at_the_released_samplers_entropy() -> None:
     }
     found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
     assert found.values == pytest.approx([-0.4, -0.4])
-    shares = pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
-    assert shares == pytest.approx({"crs": 0.25, "crs budget=.25": 0.75})
+    mixture = pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    assert mixture is not None
+    assert mixture.shares == pytest.approx({"crs": 0.25, "crs budget=.25": 0.75})
     points["distilled/8/native top_p=.9"] = (3.5, 1.5)  # as diverse as no arm is
     found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
     assert np.isnan(found.values).all()
     assert found.reasons[0] is not None
-    assert not pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    assert pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax") is None
+
+
+def test_what_a_shard_is_less_diverse_counts_along_the_hull() -> None:
+    """The second shard's arms are .1 less diverse, where a nat of entropy costs .8 of NLL; nothing else differs. And
+    the released sampler at its own calls is at zero without an error."""
+    points = {
+        "distilled/8/native top_p=.9": (2.5, 1.5),
+        "distilled/2/crs": (2.05, 0.5),
+        "distilled/2/crs budget=.25": (3.05, 1.3),
+    }
+    results = made(points, (0.0, 0.0))
+    for arm in ("crs", "crs budget=.25"):
+        entropy = results.cells[f"distilled/2/{arm}"]["entropy"].values
+        results.cells[f"distilled/2/{arm}"]["entropy"] = Estimate(entropy - np.array([0.0, 0.1]))
+    found = pareto.less(results, SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    assert found.values == pytest.approx([0.9 - 0.04 - 1.5, 0.9 + 0.04 - 1.5])
+    itself = made({**points, "distilled/8/native": (2.9, 3.0)}, (0.0, 0.02))
+    assert pareto.less(itself, SMOKE, "distilled", "argmax", 8, "top-p, argmax").values == pytest.approx([0.0, 0.0])
 
 
 def test_an_arm_is_enough_by_itself_if_it_is_as_diverse_and_surely_better() -> None:

@@ -12,6 +12,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, product
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from limpet.lab.claims import below
 from limpet.lab.page import Entry, Panel, Series, Table, number, series, signed
@@ -57,26 +60,45 @@ def released(preset: Preset, readout: str) -> str:
     return f"{preset.most}/{RELEASED[readout]}"
 
 
-def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Estimate:
-    """The NLL that a family reaches at the released sampler's entropy, less the released sampler's, shard by shard."""
-    nodes = [f"{nfe}/{arm}" for arm in families(preset, nfe)[family]]
-    found = samplers.less_mixed(results, role, released(preset, readout), nodes)
-    return Estimate(-found.values, found.reasons)
+class Mixture(NamedTuple):
+    """Arms that reach an entropy with the least NLL."""
+
+    shares: dict[str, float]  # of the texts, by arm
+    slope: float  # of NLL over entropy from one to the other
 
 
-def mixed(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> dict[str, float]:
-    """Which arms of a family reach it, over all shards, and what share of the texts each makes; none where no mixture
-    has that entropy."""
-    arms = families(preset, nfe)[family]
-    points = {arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll")) for arm in arms}
+def mixed(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Mixture | None:
+    """The arms of a family that reach the released sampler's entropy with the least NLL, over all shards; None where no
+    mixture has that entropy."""
+    points = {
+        arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll"))
+        for arm in families(preset, nfe)[family]
+    }
     wanted = results(f"{role}/{released(preset, readout)}", "entropy").mean
-    corners = list(zip(*hull(*zip(*points.values(), strict=True)), strict=True))
+    named = {point: arm for arm, point in reversed(points.items())}
+    corners = zip(*hull(*zip(*points.values(), strict=True)), strict=True)
     for left, right in pairwise(corners):
         if left[0] <= wanted <= right[0]:
-            share = float((right[0] - wanted) / (right[0] - left[0]))
-            named = {point: arm for arm, point in reversed(points.items())}
-            return {named[point]: part for point, part in ((left, share), (right, 1 - share)) if part}
-    return {}
+            wide = right[0] - left[0]
+            shares = {named[left]: float((right[0] - wanted) / wide), named[right]: float((wanted - left[0]) / wide)}
+            return Mixture({arm: share for arm, share in shares.items() if share}, float((right[1] - left[1]) / wide))
+    return None
+
+
+def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Estimate:
+    """The NLL that a family reaches at the released sampler's entropy, less the released sampler's. All shards have one
+    mixture, which is as diverse on the whole; what it is more or less in a shard of its own is taken off along the
+    hull, and is the part that entropy's noise has in the error."""
+    found = mixed(results, preset, role, readout, nfe, family)
+    if found is None:
+        none = np.full(len(results.study.shards), np.nan)
+        return Estimate(none, ("no mixture of its arms has that entropy",) * len(none))
+    more = {
+        what: sum(share * results.values(f"{role}/{nfe}/{arm}", what) for arm, share in found.shares.items())
+        - results.values(f"{role}/{released(preset, readout)}", what)
+        for what in ("entropy", "nll")
+    }
+    return Estimate(more["nll"] - found.slope * more["entropy"])
 
 
 def alone(results: Results, preset: Preset, role: str, readout: str) -> dict[tuple[int, str, str], Estimate]:

@@ -99,12 +99,8 @@ def less_mixed(results: Results, at: str, arm: str, others: Sequence[str]) -> Es
     sampler of several knobs, which has no one curve through its arms."""
     xs, ys = (np.stack([results.values(f"{at}/{one}", what) for one in others], 1) for what in ("entropy", "nll"))
     own = zip(*(results.values(f"{at}/{arm}", what) for what in ("entropy", "nll")), strict=True)
-    found = [(nll, *_mixed(*hull(x, y), entropy)) for x, y, (entropy, nll) in zip(xs, ys, own, strict=True)]
+    found = [(nll, *interpolate(*hull(x, y), entropy)) for x, y, (entropy, nll) in zip(xs, ys, own, strict=True)]
     return Estimate(np.array([nll - best for nll, best, _ in found]), tuple(reason for *_, reason in found))
-
-
-def _mixed(xs: Floats, ys: Floats, x: float) -> tuple[float, str | None]:
-    return interpolate(xs, ys, x) if len(xs) > 1 else (np.nan, "the other arms are all of one entropy")
 
 
 def verdicts(results: Beside, preset: Preset) -> Table:
