@@ -3,12 +3,14 @@
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
     python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
-    python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/pareto-cpu.json
+    python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --model released --few 0 \
+        --calls 8 16 --batches 64 --released-batches 16 --released-calls 16
+    python benchmarks/pareto.py join benchmarks/results/pareto-{h200,h200-released,cpu}.json
 
-`time` needs torch and the package's own source, and a network of the built-in models' shape. All that is timed takes
-turns in one process, ours at the batch that serves it best, the released functions at the largest that fits, round the
-compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join` reads the
-study's report, and writes the figure and the words of docs/speed.md and README.md: no number there is typed."""
+`time` needs torch and the package's own source; `--model released` is a random network of the released size. All that
+is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
+fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
+reads the study's report, and writes the figure and the words of docs/speed.md and README.md: no number there is typed."""
 
 from __future__ import annotations
 
@@ -41,6 +43,7 @@ from limpet.studies import Preset, pareto
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = 1000  # that all times are for
+RANDOM = "trained-like"  # what a random network of the released size is called
 TRIED = 8  # calls of the runs that choose a batch
 
 
@@ -121,7 +124,7 @@ def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
 class Cheapest(NamedTuple):
     """What reaches the released sampler's quality on one device, with the least time for a thousand texts."""
 
-    device: str
+    where: str
     caption: str
     readout: str
     released: float  # seconds
@@ -141,9 +144,15 @@ class Cheapest(NamedTuple):
     def row(self) -> str:
         how = "mixed" if len(self.shares) > 1 else "one arm"
         return (
-            f"| {self.device} | {self.caption} | {self.readout} | {self.released:.3g} | {how} | {self.nfe} "
+            f"| {self.where} | {self.caption} | {self.readout} | {self.released:.3g} | {how} | {self.nfe} "
             f"| {self.words} | {signed(self.less, 3)} | {self.seconds:.3g} | {self.released / self.seconds:.0f} |"
         )
+
+
+def where(times: dict[str, Any]) -> str:
+    """What ran on what."""
+    model = times["about"]["model"]
+    return f"{'the released size' if model == RANDOM else model}, {times['about']['device']}"
 
 
 def seconds(times: dict[str, Any], preset: Preset, nfe: int, family: str, arm: str) -> float | None:
@@ -168,7 +177,7 @@ def places(times: dict[str, Any], results: Results, preset: Preset, role: str, r
 def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
     """By model and readout, the cheapest mixture and the cheapest single arm, where there is one."""
     for (role, caption), readout in product(preset.captions.items(), pareto.RELEASED):
-        know = (times["about"]["device"], caption, readout, times["released"]["0.9"])
+        know = (where(times), caption, readout, times["released"]["0.9"])
         reached = []
         for (nfe, family), taken in places(times, results, preset, role, readout).items():
             gain = pareto.less(results, preset, role, readout, nfe, family)
@@ -186,9 +195,13 @@ def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterato
 
 
 def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) -> Figure:
-    """A panel for each device and model, beside the released sampler as it was released."""
-    panels = []
-    for times, (role, caption) in product(every, preset.captions.items()):
+    """A panel for each device and model, beside the released sampler as it was released; of networks whose texts were
+    judged."""
+    panels: list[Panel] = []
+    own = [times for times in every if times["about"]["model"] in preset.roles.values()]
+    if not own:
+        raise LimpetError("no time is of a network whose texts were judged: give one that was taken with --model mini")
+    for times, (role, caption) in product(own, preset.captions.items()):
         at = places(times, results, preset, role, "argmax")
         lines = list(pareto.lines(results, preset, role, "argmax", at))
         theirs = Series("released functions", (times["released"]["0.9"],), (0.0,), joined=False, open=True)
@@ -203,7 +216,7 @@ def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) ->
 
 
 HEAD = (
-    "| device | model | readout | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
+    "| timed | texts of | readout | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -211,18 +224,22 @@ HEAD = (
 def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequence[dict[str, Any]]) -> str:
     """The words of docs/speed.md."""
     made = ", ".join(
-        f"{one['about']['device']} (batch {one['batch']}, the released functions {one['released']['batch']})"
-        for one in every
+        f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
     )
     rows = "\n".join(one.row for one in found)
+    random = (
+        " The network of the released size is random:\nits times are joined with the calls that the built-in models need."
+        if any(one["about"]["model"] == RANDOM for one in every)
+        else ""
+    )
     return f"""![{drawn.caption}](images/pareto.svg)
 
 Users buy quality, not calls. What does that of the released sampler at top-p .9 and {preset.most} calls cost here? The
 table has the cheapest that reaches it: at its entropy, an NLL below its own with one-sided 95% confidence over shards.
 Its texts are judged as released, with an argmax readout, and with an ancestral one, which serves it better. "Mixed":
 some of the texts from one arm and the rest from another, which have the means of both, so that the entropy is exactly
-the released sampler's. "One arm": an arm that by itself has no less entropy. Seconds are for {TEXTS:,} texts of the
-built-in models' shape: {made}.
+the released sampler's. "One arm": an arm that by itself has no less entropy. Seconds are for {TEXTS:,} texts, of the
+network and on the machine that stand first: {made}.{random}
 
 {HEAD}
 {rows}
@@ -231,15 +248,15 @@ built-in models' shape: {made}.
 
 def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
     """The words of README.md: as released, on the first device."""
-    own = [one for one in found if (one.device, one.readout) == (found[0].device, "argmax") and len(one.shares) > 1]
+    own = {one.caption: one for one in reversed(found) if (one.where, one.readout) == (found[0].where, "argmax")}
     said = "; ".join(
         f"on `{one.caption}` {one.nfe} calls of {one.words} take {one.seconds:.2g} s, and they {one.released:.2g} s, "
         f"{one.released / one.seconds:.0f} times as long"
-        for one in own
+        for one in reversed(own.values())
     )
     return f"""![{drawn.caption}](docs/images/pareto.svg)
 
-[What quality costs](docs/speed.md) on one {found[0].device}, against the released functions at top-p .9 and
+[What quality costs](docs/speed.md) on {found[0].where}, against the released functions at top-p .9 and
 {preset.most} calls, {TEXTS:,} texts at equal entropy and no higher NLL: {said}.
 """
 
@@ -294,7 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model = limpet.load(options.model, device=str(usable_device(options.device)), precision=options.precision)
+    place = usable_device(options.device)
+    if options.model == "released":
+        from trained_like import released as random
+
+        model = random(device=place, precision=options.precision)
+    else:
+        model = limpet.load(options.model, device=str(place), precision=options.precision)
     if not isinstance(model, Duo):
         raise LimpetError(f"{options.model} is no Duo network, so the released functions have nothing to go round")
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -122,7 +122,7 @@ def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = argparse.Namespace(
         out=out, runs=1, few=3, batches=[2, 4], released_batches=[2, 4], released_calls=2, calls=None, seconds=1e9
     )
-    BENCH["timings"](Duo(trained_like(shape), name="tiny"), SMOKE, options)
+    BENCH["timings"](Duo(trained_like(shape), name="exact:words"), SMOKE, options)
     return out
 
 
@@ -168,7 +168,12 @@ def test_the_cheapest_is_the_one_with_the_least_time_not_the_fewest_calls() -> N
         "distilled/3/mend": (2.0, 1.0),
         "distilled/3/mend budget=.25": (2.5, 1.2),
     }
-    about = {"about": {"device": "d"}, "released": {"0.9": 100.0}, "2 calls": {"crs": 4.0}, "3 calls": {"mend": 3.0}}
+    about = {
+        "about": {"device": "d", "model": "exact:words"},
+        "released": {"0.9": 100.0},
+        "2 calls": {"crs": 4.0},
+        "3 calls": {"mend": 3.0},
+    }
     mixed, alone = [
         one for one in told(about, made(points, (0.0, 0.0))) if (one.caption, one.readout) == ("words", "argmax")
     ]
@@ -188,16 +193,28 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
         for place, at in enumerate(("2/mend", "2/mend budget=.25"))
     }
     points |= {f"{role}/8/{arm}": (2.25, 1.5) for role in SMOKE.captions for arm in pareto.RELEASED.values()}
-    about = {"about": {"device": "d"}, "batch": 4, "released": {"0.9": 60.0, "batch": 2}, "2 calls": {"mend": 0.5}}
+    about = {
+        "about": {"device": "d", "model": "exact:words"},
+        "batch": 4,
+        "released": {"0.9": 60.0, "batch": 2},
+        "2 calls": {"mend": 0.5},
+    }
     results = made(points, (0.0, 0.0))
     found = told(about, results)
     drawn = BENCH["figure"]([about], results, SMOKE)
     said, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
-    row = "| d | words | argmax | 60 | mixed | 2 | 50% `mend`, 50% `mend budget=.25` | -0.400 ± 0.000 | 0.5 | 120 |"
-    assert row in said
-    assert "d (batch 4, the released functions 2)" in said
+    arms = "50% `mend`, 50% `mend budget=.25`"
+    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {arms} | -0.400 ± 0.000 | 0.5 | 120 |" in said
+    assert "exact:words, d (batch 4, the released functions 2)" in said
     assert "top-p .9 and 8 calls" in said
-    assert "50% `mend`, 50% `mend budget=.25` take 0.5 s, and they 60 s, 120 times as long" in front
+    assert f"{arms} take 0.5 s, and they 60 s, 120 times as long" in front
+    larger = {**about, "about": {"device": "d", "model": "trained-like"}}
+    assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # whose texts nobody judged
+    assert "is random" not in said
+    assert "is random" in BENCH["page"](told(larger, results), drawn, SMOKE, [larger])
+    with pytest.raises(LimpetError, match="texts were judged"):
+        BENCH["figure"]([larger], results, SMOKE)
+    assert told(larger, results)[0].where == "the released size, d"
     words, chain = drawn.panels
     assert [line.name for line in words.series] == ["Mend", "released functions"]
     assert (words.series[0].x, words.series[0].y) == ((0.5,), pytest.approx((-0.4,)))
