@@ -10,7 +10,7 @@
 `time` needs torch and the package's own source; `--model released` is a random network of the released size. All that
 is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
 fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
-reads the study's report, and writes the figure and the words of docs/speed.md and README.md: no number there is typed."""
+reads the study's report, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequen
     )
     rows = "\n".join(one.row for one in found)
     random = (
-        " The network of the released size is random:\nits times are joined with the calls that the built-in models need."
+        " That of the released size is random:\nits times are joined with the calls that the built-in models need."
         if any(one["about"]["model"] == RANDOM for one in every)
         else ""
     )
