@@ -243,6 +243,14 @@ network and on the machine that stand first: {made}.{random}
 
 {HEAD}
 {rows}
+
+Up to {every[0]["about"]["every arm up to"]} calls each arm has its own time, beyond that of its family's first.
+
+```
+limpet study run pareto --preset mini-gpu
+python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
+python benchmarks/pareto.py join benchmarks/results/pareto-h200.json
+```
 """
 
 
@@ -295,9 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timer.add_argument("--precision", default="bfloat16")
     timer.add_argument("--threads", type=int)
     timer.add_argument("--calls", type=int, nargs="+", help="numbers of calls, of those that the study has")
-    timer.add_argument("--few", type=int, default=16, help="up to so many calls every arm is timed")
-    timer.add_argument("--batches", type=int, nargs="+", default=[256, 512, 1024])
-    timer.add_argument("--released-batches", type=int, nargs="+", default=[1024, 512, 256, 128, 64, 32, 16])
+    timer.add_argument("--few", type=int, default=8, help="up to so many calls every arm is timed")
+    timer.add_argument("--batches", type=int, nargs="+", default=[256, 512])
+    timer.add_argument("--released-batches", type=int, nargs="+", default=[512, 256, 128, 64, 32, 16])
     timer.add_argument("--released-calls", type=int, default=2**30, help="at most so many are timed")
     timer.add_argument("--runs", type=int, default=2)
     timer.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")

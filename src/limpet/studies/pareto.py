@@ -8,6 +8,7 @@ with it is another measurement's: benchmarks/pareto.py puts both together."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, product
@@ -138,14 +139,12 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
 def lines(
     results: Results, preset: Preset, role: str, readout: str, at: Mapping[tuple[int, str], float]
 ) -> Iterator[Series]:
-    """Each family over what `at` gives its numbers of calls, where it has a value."""
+    """Each family over what `at` gives its numbers of calls, where it has a value; one without any keeps its place, so
+    that a family looks alike in all panels."""
     for family in OWN:
-        every = {
-            at[place]: less(results, preset, role, readout, place[0], family) for place in at if place[1] == family
-        }
-        known = {x: one for x, one in every.items() if one.mean == one.mean}
-        if known:
-            yield series(family, list(known), list(known.values()))
+        every = [(x, less(results, preset, role, readout, nfe, one)) for (nfe, one), x in at.items() if one == family]
+        known = [(x, one) for x, one in every if not math.isnan(one.mean)]
+        yield series(family, [x for x, _ in known], [one for _, one in known])
 
 
 def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
