@@ -3,11 +3,11 @@
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
     python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
-    python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --model released --few 0 \
-        --calls 8 16 --batches 64 --released-batches 16 --released-calls 16
+    python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --few 0 --calls 8 16 \
+        --model tools/trained_like.py:released --batches 64 --released-batches 16 --released-calls 16
     python benchmarks/pareto.py join benchmarks/results/pareto-{h200,h200-released,cpu}.json
 
-`time` needs torch and the package's own source; `--model released` is a random network of the released size. All that
+`time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
 is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
 fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
 reads the study's report, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
@@ -320,12 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     place = usable_device(options.device)
-    if options.model == "released":
-        from trained_like import released as random
-
-        model = random(device=place, precision=options.precision)
-    else:
-        model = limpet.load(options.model, device=str(place), precision=options.precision)
+    model = limpet.load(options.model, device=place, precision=options.precision)
     if not isinstance(model, Duo):
         raise LimpetError(f"{options.model} is no Duo network, so the released functions have nothing to go round")
     options.out.parent.mkdir(parents=True, exist_ok=True)
