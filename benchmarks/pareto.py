@@ -4,7 +4,7 @@
     python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --few 0 --calls 8 16 \
-        --model tools/trained_like.py:released --batches 64 --released-batches 16 --released-calls 16
+        --model tools/trained_like.py:released --batches 64 --released-batches 32 16
     python benchmarks/pareto.py join benchmarks/results/pareto-{h200,h200-released,cpu}.json
 
 `time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
@@ -67,13 +67,28 @@ def released_path(model: Duo, forward: speed.Forward, top_p: float, batch: int) 
     return speed.generation(speed.Bare(model, forward), sampler, batch, released.BACKEND)
 
 
-def largest_batch(model: Duo, batches: Sequence[int]) -> int:
-    """The largest at which the released functions fit in memory."""
-    for batch in sorted(batches, reverse=True):
-        path = {"released": released_path(model, model.network, 0.9, batch)}
-        if speed.measure(path, 2, batch, 1, model.device)["released"] is not None:
-            return batch
-    raise LimpetError(f"the released functions fit in memory at none of batches {list(batches)}: name smaller ones")
+def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> dict[str, Any]:
+    """The released functions at a preset's most calls, at the largest batch that fits in memory. Every one of their
+    calls does the same, so that fewer of them tell what all would take."""
+    on_gpu, calls = model.device.type == "cuda", min(preset.most, options.released_calls)
+    bare: speed.Forward = torch.compile(model.network, dynamic=False) if on_gpu else model.network
+
+    def taken(
+        forward: speed.Forward, masses: Sequence[float], batch: int, calls: int, runs: int
+    ) -> dict[str, float | None]:
+        paths = {f"{p:g}": released_path(model, forward, p, batch) for p in masses}
+        costs = speed.measure(paths, calls, batch * model.length, runs, model.device)
+        return {p: per_texts(cost, batch, preset.most / calls) for p, cost in costs.items()}
+
+    for batch in sorted(options.released_batches, reverse=True):
+        if None in taken(model.network, (0.9,), batch, 2, 1).values():
+            continue  # nothing is compiled for what does not fit
+        seconds = taken(bare, (1.0, 0.9), batch, calls, options.runs)
+        if None not in seconds.values():
+            return {"batch": batch, "calls": preset.most, "timed calls": calls, "compiled": on_gpu, **seconds}
+    raise LimpetError(
+        f"the released functions fit in memory at none of batches {options.released_batches}: name smaller ones"
+    )
 
 
 def arms(preset: Preset, nfe: int, few: int) -> list[str]:
@@ -103,13 +118,7 @@ def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
     if "batch" not in found:
         save("batch", best_batch(model, options.batches, options.runs))
     if "released" not in found:
-        batch, calls = largest_batch(model, options.released_batches), min(preset.most, options.released_calls)
-        bare: speed.Forward = torch.compile(model.network, dynamic=False) if on_gpu else model.network
-        paths = {f"{p:g}": released_path(model, bare, p, batch) for p in (1.0, 0.9)}
-        costs = speed.measure(paths, calls, batch * model.length, options.runs, model.device)
-        # Every one of its calls does the same, so that fewer of them tell what all would take.
-        seconds = {p: per_texts(cost, batch, preset.most / calls) for p, cost in costs.items()}
-        save("released", {"batch": batch, "calls": preset.most, "timed calls": calls, "compiled": on_gpu, **seconds})
+        save("released", released_times(model, preset, options))
     for nfe in options.calls or pareto.calls(preset):
         if f"{nfe} calls" in found or time.monotonic() - started > options.seconds:
             continue
@@ -305,8 +314,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timer.add_argument("--calls", type=int, nargs="+", help="numbers of calls, of those that the study has")
     timer.add_argument("--few", type=int, default=8, help="up to so many calls every arm is timed")
     timer.add_argument("--batches", type=int, nargs="+", default=[256, 512])
-    timer.add_argument("--released-batches", type=int, nargs="+", default=[512, 256, 128, 64, 32, 16])
-    timer.add_argument("--released-calls", type=int, default=2**30, help="at most so many are timed")
+    timer.add_argument("--released-batches", type=int, nargs="+", default=[2048, 1024, 512, 256, 128, 64, 16])
+    timer.add_argument("--released-calls", type=int, default=16, help="at most so many are timed")
     timer.add_argument("--runs", type=int, default=2)
     timer.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
     joiner = actions.add_parser("join")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from limpet import LimpetError, registry, speed
 from limpet.denoisers.duo import Duo, Shape
@@ -147,12 +148,23 @@ def test_fewer_calls_of_the_released_functions_stand_for_all() -> None:
     assert BENCH["per_texts"](None, 4) is None
 
 
-def test_a_batch_that_fits_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "measure", lambda contenders, *_: dict.fromkeys(contenders))
-    monkeypatch.setitem(BENCH["largest_batch"].__globals__, "released_path", lambda *_: None)
-    model: Any = argparse.Namespace(network=None, device=None)
-    with pytest.raises(LimpetError, match=r"none of batches \[4, 8\]"):
-        BENCH["largest_batch"](model, [4, 8])
+def test_the_released_functions_take_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompiled and compiled; where none does, that is said."""
+
+    def fitting(most: int) -> dict[str, Any]:
+        def measure(paths: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.Cost | None]:
+            return dict.fromkeys(paths, speed.Cost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None)
+
+        monkeypatch.setattr(speed, "measure", measure)
+        options = argparse.Namespace(released_batches=[2, 8, 4], released_calls=2, runs=1)
+        model: Any = argparse.Namespace(network=None, device=torch.device("cpu"), length=16)
+        found: dict[str, Any] = BENCH["released_times"](model, SMOKE, options)
+        return found
+
+    monkeypatch.setitem(BENCH["released_times"].__globals__, "released_path", lambda *_: None)
+    assert fitting(5) == {"batch": 4, "calls": 8, "timed calls": 2, "compiled": False, "1": 1000.0, "0.9": 1000.0}
+    with pytest.raises(LimpetError, match=r"none of batches \[2, 8, 4\]"):
+        fitting(1)
 
 
 def told(about: dict[str, Any], results: Results) -> list[Any]:
