@@ -15,7 +15,7 @@ import torch
 
 from limpet import LimpetError, registry, speed
 from limpet.denoisers.duo import Duo, Shape
-from limpet.lab import Results, Shelf, Store, collect, report, run
+from limpet.lab import Results, Shelf, Store, collect, report, run, units
 from limpet.lab.places import local
 from limpet.stats import Estimate
 from limpet.studies import pareto, preset, study
@@ -45,7 +45,7 @@ def test_numbers_of_calls_go_beyond_a_presets_own_on_both_sides() -> None:
 
 
 def test_cells_of_other_studies_are_shared() -> None:
-    """Same sampler, same samples: what `samplers` has made of a family, and beyond its calls `forms`, is found."""
+    """Same sampler, same samples: those of `samplers` of a family, and beyond its calls those of `forms`."""
     own = {cell.name: cell for cell in study("pareto", GPU).samples}
     for other, calls in (("samplers", GPU.nfes), ("forms", (128,))):
         theirs = {cell.name: cell for cell in study(other, GPU).samples}
@@ -59,6 +59,17 @@ def test_cells_of_other_studies_are_shared() -> None:
             arms = [arm for arms in pareto.families(GPU, nfe).values() for arm in arms]
             assert len(arms) == len(set(arms))
             assert {f"{role}/{nfe}/{arm}" for arm in arms} <= own.keys()
+
+
+def test_what_the_study_of_samplers_has_made_is_found() -> None:
+    mine, theirs = (
+        {(unit.cell.name, unit.seed): unit.key for unit in units.resolve(study(name, SMOKE), Shelf("cpu")).units}
+        for name in ("pareto", "samplers")
+    )
+    shared = mine.keys() & theirs.keys()
+    assert {name for name, _ in shared} >= {f"base/8/{arm}" for arm in pareto.RELEASED.values()}
+    assert all(mine[one] == theirs[one] for one in shared)
+    assert study("pareto", GPU).real == study("samplers", GPU).real  # of which MAUVE makes a part of the key
 
 
 def test_a_family_is_read_at_the_released_samplers_entropy() -> None:
