@@ -1,16 +1,19 @@
 """Whether a path could end before its last call: readouts along whole paths, and what stopping each sample would save.
 
-    python benchmarks/stopping.py --arm mend --arm crs --n 256 --seeds 8200 8210 8220 8230 --every 1
+    python benchmarks/stopping.py --models mini-distilled mini --n 256 --seeds 8200 8210 8220 8230 --every 2
+    python benchmarks/stopping.py --page docs/speed.md
 
 At some calls every sample is also read out as if the path ended there. A rule then stops each sample at the first of
 these calls before which no label changed and little doubt was left: the deficits of the positions without a label, as
 a fraction of the generated length, within a bound. Nothing else is needed to judge any such rule, and no sample knows
-of another. Differences are from the same sample's own last call; errors are over samples, which are independent."""
+of another. Differences are from the same sample's own last call; errors are over samples, which are independent. Models
+and the judge are on a GPU where there is one. The second line runs nothing: it fills the page from what was found."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import limpet
 from limpet import scoring
@@ -29,6 +35,7 @@ from limpet.judges import Judge
 from limpet.samplers import CRS, knobs, parse
 
 BOUNDS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
+SHARE = 0.8  # of the calls that a rule worth having leaves
 
 
 class Along(NamedTuple):
@@ -96,6 +103,35 @@ def less(values: NDArray[np.float64], full: NDArray[np.float64], stopped: Tensor
     }  # fmt: skip
 
 
+def differences(row: dict[str, Any]) -> list[tuple[float, float]]:
+    """NLL and entropy less the last call's, each with its error."""
+    return [tuple(row[f"{what} less the last call's"]) for what in ("NLL", "entropy")]
+
+
+def equal(row: dict[str, Any]) -> bool:
+    """Whether neither is more than two errors away."""
+    return all(abs(mean) <= 2 * error for mean, error in differences(row))
+
+
+def table(found: dict[str, Any]) -> str:
+    """What docs/speed.md says: by model and arm, the last readout that leaves that share of the calls, and the fewest
+    calls of any rule that changes nothing."""
+    readouts = set.intersection(*({int(call) for call in one["all at one call"]} for one in found["arms"].values()))
+    early = max(call for call in readouts if call <= SHARE * found["nfe"])
+    lines = [
+        f"| {found['samples']} samples, {found['nfe']} calls | NLL at {early} less at {found['nfe']} "
+        f"| entropy at {early} less at {found['nfe']} | fewest calls with both equal within two errors |",
+        "|---|---|---|---|",
+    ]
+    for arm, about in found["arms"].items():
+        shown = " | ".join(
+            f"{mean:+.3f} ± {error:.3f}" for mean, error in differences(about["all at one call"][str(early)])
+        )
+        every = (*about["rules"].values(), *about["all at one call"].values())
+        lines.append(f"| {arm} | {shown} | {min(one['calls'] for one in every if equal(one)):.1f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["mini-distilled"])
@@ -106,7 +142,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=3, help="calls between readouts")
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stopping.json"))
+    parser.add_argument("--page", type=Path, help="fill this page from --out, and run nothing")
     options = parser.parse_args()
+    if options.page is not None:
+        from card import fill
+
+        words = table(json.loads(options.out.read_text(encoding="utf-8")))
+        page = fill(options.page.read_text(encoding="utf-8"), {"stopping": words})
+        options.page.write_text(page, encoding="utf-8")
+        return
     found: dict[str, Any] = {"nfe": options.nfe, "samples": options.n * len(options.seeds), "arms": {}}
     for name in options.models:
         model, judge = limpet.load(name, precision=options.precision), limpet.load_judge()

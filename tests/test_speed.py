@@ -242,6 +242,7 @@ import limpet
 """
 ABSENT = {"tyro", "rich", "matplotlib", "scipy", "fsspec", "ray", "starlette", "uvicorn", "pydantic", "markdown_it",
           "huggingface_hub", "hypothesis", "pytest"}  # fmt: skip
+ON_GPUS = ("gpu", "pareto", "stopping")  # benchmarks that run where little is installed
 
 
 @pytest.mark.parametrize(
@@ -251,9 +252,9 @@ ABSENT = {"tyro", "rich", "matplotlib", "scipy", "fsspec", "ray", "starlette", "
             ABSENT | {"transformers", "triton"},
             "limpet.sample(limpet.load('mini', device='cpu'), limpet.CRS(nfe=2), n=1)",
         ),
-        (ABSENT, f"runpy.run_path({str(ROOT / 'benchmarks/gpu.py')!r})"),
+        *((ABSENT, f"runpy.run_path({str(ROOT / f'benchmarks/{name}.py')!r})") for name in ON_GPUS),
     ],
-    ids=["import limpet", "benchmarks/gpu.py"],
+    ids=["import limpet", *ON_GPUS],
 )
 def test_what_a_bare_machine_needs(absent: set[str], more: str) -> None:
     """torch, numpy, safetensors and tokenizers; the GPU benchmark Triton besides."""

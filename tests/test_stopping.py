@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,10 +59,31 @@ def test_what_the_page_says_was_found() -> None:
     said = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     found = json.loads((ROOT / "benchmarks/results/stopping.json").read_text(encoding="utf-8"))
     assert found["nfe"] == 64
-    for arm, about in found["arms"].items():
+    for about in found["arms"].values():
         for row in (*about["rules"].values(), *about["all at one call"].values()):
-            differences = row["NLL less the last call's"], row["entropy less the last call's"]
-            equal = all(abs(mean) <= 2 * error for mean, error in differences)
-            assert not (row["calls"] <= 0.8 * found["nfe"] and equal)
-        early = about["all at one call"]["52"]["NLL less the last call's"]
-        assert f"| {arm} | {early[0]:+.3f} ± {early[1]:.3f} |" in said
+            assert not (row["calls"] <= 0.8 * found["nfe"] and STOPPING["equal"](row))
+    assert f"<!-- stopping -->\n{STOPPING['table'](found)}\n<!-- end -->" in said
+
+
+def test_the_table_reads_each_arm_before_a_fifth_of_the_calls_is_left() -> None:
+    def row(calls: float, nll: float, entropy: float) -> dict[str, Any]:
+        return {
+            "calls": calls,
+            "NLL less the last call's": [nll, 0.1],
+            "entropy less the last call's": [entropy, 0.01],
+        }
+
+    along = {"6": row(6, 1, 0), "8": row(8, 0.3, 0.02), "9": row(9, 0.2, 0.03), "10": row(10, 0, 0)}
+    found = {
+        "nfe": 10,
+        "samples": 4,
+        "arms": {"mend": {"rules": {"r": row(8.5, 0.2, -0.02)}, "all at one call": along}},
+    }
+    head, _, line = STOPPING["table"](found).splitlines()
+    assert "4 samples, 10 calls | NLL at 8 less at 10" in head
+    assert line == "| mend | +0.300 ± 0.100 | +0.020 ± 0.010 | 8.5 |"
+    assert [STOPPING["equal"](row(0, *means)) for means in ((0.2, -0.02), (0.21, 0), (0, 0.021))] == [
+        True,
+        False,
+        False,
+    ]

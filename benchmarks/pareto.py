@@ -1,0 +1,340 @@
+"""What quality costs in seconds: every arm of the study `pareto` timed beside the released functions, and both joined.
+
+    python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
+    python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
+        --batches 16 --released-batches 16 --released-calls 4 --runs 1
+    python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --few 0 --calls 8 16 \
+        --model tools/trained_like.py:released --batches 64 --released-batches 32 16
+    python benchmarks/pareto.py join benchmarks/results/pareto-{h200,h200-released,cpu}.json
+
+`time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
+is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
+fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
+reads the study's report, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import limpet
+from limpet import LimpetError, speed, studies
+from limpet.denoisers.duo import Duo
+from limpet.denoisers.files import usable_device
+from limpet.engine.steps import released
+from limpet.lab import Results
+from limpet.lab.claims import below
+from limpet.lab.page import Figure, Panel, Series, signed
+from limpet.samplers import Native, parse
+from limpet.stats import Estimate
+from limpet.studies import Preset, pareto
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = 1000  # that all times are for
+RANDOM = "trained-like"  # what a random network of the released size is called
+TRIED = 8  # calls of the runs that choose a batch
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def best_batch(model: Duo, batches: Sequence[int], runs: int) -> int:
+    """The batch at which top-p makes most texts a second."""
+
+    def rate(batch: int) -> float:
+        path = {"top-p": speed.generation(model, Native(top_p=0.9), batch)}
+        cost = speed.measure(path, TRIED, batch, runs, model.device)["top-p"]
+        return -math.inf if cost is None else cost.tokens_per_second
+
+    return max(batches, key=rate) if len(batches) > 1 else batches[0]
+
+
+def released_path(model: Duo, forward: speed.Forward, top_p: float, batch: int) -> speed.Calls:
+    """Generations by the released functions around a bare forward."""
+    sampler = Native(top_p=top_p, endpoint="ancestral")
+    return speed.generation(speed.Bare(model, forward), sampler, batch, released.BACKEND)
+
+
+def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> dict[str, Any]:
+    """The released functions at a preset's most calls, at the largest batch that fits in memory. Every one of their
+    calls does the same, so that fewer of them tell what all would take."""
+    on_gpu, calls = model.device.type == "cuda", min(preset.most, options.released_calls)
+    bare: speed.Forward = torch.compile(model.network, dynamic=False) if on_gpu else model.network
+
+    def taken(
+        forward: speed.Forward, masses: Sequence[float], batch: int, calls: int, runs: int
+    ) -> dict[str, float | None]:
+        paths = {f"{p:g}": released_path(model, forward, p, batch) for p in masses}
+        costs = speed.measure(paths, calls, batch * model.length, runs, model.device)
+        return {p: per_texts(cost, batch, preset.most / calls) for p, cost in costs.items()}
+
+    for batch in sorted(options.released_batches, reverse=True):
+        if None in taken(model.network, (0.9,), batch, 2, 1).values():
+            continue  # nothing is compiled for what does not fit
+        seconds = taken(bare, (1.0, 0.9), batch, calls, options.runs)
+        if None not in seconds.values():
+            return {"batch": batch, "calls": preset.most, "timed calls": calls, "compiled": on_gpu, **seconds}
+    raise LimpetError(
+        f"the released functions fit in memory at none of batches {options.released_batches}: name smaller ones"
+    )
+
+
+def arms(preset: Preset, nfe: int, few: int) -> list[str]:
+    """What is timed at a number of calls: every arm at few, beyond them the first of each family."""
+    return [arm for own in pareto.families(preset, nfe).values() for arm in (own if nfe <= few else own[:1])]
+
+
+def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | None:
+    return None if cost is None else cost.seconds * times * TEXTS / batch
+
+
+def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
+    """All times for a thousand texts, by NFE/ARM, and the released functions' own at the preset's most calls."""
+    on_gpu, started = model.device.type == "cuda", time.monotonic()
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+
+    def save(name: str, value: Any) -> None:
+        found[name] = value
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(value)[:300]}", flush=True)
+
+    device = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
+    save("about", {
+        "device": device, "torch": torch.__version__, "model": model.name, "precision": model.precision,
+        "texts": TEXTS, "runs": options.runs, "every arm up to": options.few,
+    })  # fmt: skip
+    if "batch" not in found:
+        save("batch", best_batch(model, options.batches, options.runs))
+    if "released" not in found:
+        save("released", released_times(model, preset, options))
+    for nfe in options.calls or pareto.calls(preset):
+        if f"{nfe} calls" in found or time.monotonic() - started > options.seconds:
+            continue
+        paths = {arm: speed.generation(model, parse(arm)[1], found["batch"]) for arm in arms(preset, nfe, options.few)}
+        costs = speed.measure(paths, nfe, found["batch"] * model.length, options.runs, model.device)
+        save(f"{nfe} calls", {arm: per_texts(cost, found["batch"]) for arm, cost in costs.items()})
+
+
+# -- join -------------------------------------------------------------------------------------------------------------
+
+
+class Cheapest(NamedTuple):
+    """What reaches the released sampler's quality on one device, with the least time for a thousand texts."""
+
+    where: str
+    caption: str
+    readout: str
+    released: float  # seconds
+    shares: dict[str, float]  # of the texts, by arm
+    nfe: int
+    less: Estimate  # NLL
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """What to ask for."""
+        if len(self.shares) == 1:
+            return f"`{next(iter(self.shares))}`"
+        return ", ".join(f"{share:.0%} `{arm}`" for arm, share in self.shares.items())
+
+    @property
+    def row(self) -> str:
+        how = "mixed" if len(self.shares) > 1 else "one arm"
+        return (
+            f"| {self.where} | {self.caption} | {self.readout} | {self.released:.3g} | {how} | {self.nfe} "
+            f"| {self.words} | {signed(self.less, 3)} | {self.seconds:.3g} | {self.released / self.seconds:.0f} |"
+        )
+
+
+def where(times: dict[str, Any]) -> str:
+    """What ran on what."""
+    model = times["about"]["model"]
+    return f"{'the released size' if model == RANDOM else model}, {times['about']['device']}"
+
+
+def seconds(times: dict[str, Any], preset: Preset, nfe: int, family: str, arm: str) -> float | None:
+    """An arm's own, or where it was not timed its family's."""
+    timed: dict[str, float | None] = times.get(f"{nfe} calls", {})
+    return timed.get(arm, timed.get(pareto.families(preset, nfe)[family][0]))
+
+
+def places(times: dict[str, Any], results: Results, preset: Preset, role: str, readout: str) -> dict[Any, float]:
+    """What each family's mixture at the released sampler's entropy takes, by (calls, family), where it was timed."""
+    found = {}
+    for nfe in pareto.calls(preset):
+        for family in pareto.families(preset, nfe):
+            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+            shares = mixture.shares if mixture else {}
+            each = {arm: seconds(times, preset, nfe, family, arm) for arm in shares}
+            if shares and None not in each.values():
+                found[nfe, family] = sum(share * (each[arm] or 0) for arm, share in shares.items())
+    return found
+
+
+def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
+    """By model and readout, the cheapest mixture and the cheapest single arm, where there is one."""
+    for (role, caption), readout in product(preset.captions.items(), pareto.RELEASED):
+        know = (where(times), caption, readout, times["released"]["0.9"])
+        reached = []
+        for (nfe, family), taken in places(times, results, preset, role, readout).items():
+            gain = pareto.less(results, preset, role, readout, nfe, family)
+            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+            if mixture and below("", gain).outcome == "holds":
+                reached.append(Cheapest(*know, mixture.shares, nfe, gain, taken))
+        alone = [
+            Cheapest(*know, {arm: 1.0}, nfe, gain, taken)
+            for (nfe, family, arm), gain in pareto.alone(results, preset, role, readout).items()
+            if (taken := seconds(times, preset, nfe, family, arm)) is not None
+        ]
+        for some in (reached, alone):
+            if some:
+                yield min(some, key=lambda one: one.seconds)
+
+
+def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) -> Figure:
+    """A panel for each device and model, beside the released sampler as it was released; of networks whose texts were
+    judged."""
+    panels: list[Panel] = []
+    own = [times for times in every if times["about"]["model"] in preset.roles.values()]
+    if not own:
+        raise LimpetError("no time is of a network whose texts were judged: give one that was taken with --model mini")
+    for times, (role, caption) in product(own, preset.captions.items()):
+        at = places(times, results, preset, role, "argmax")
+        lines = list(pareto.lines(results, preset, role, "argmax", at))
+        theirs = Series("released functions", (times["released"]["0.9"],), (0.0,), joined=False, open=True)
+        title = f"{caption}, {times['about']['device']}"
+        x, y = f"seconds for {TEXTS:,} texts", f"NLL less top-p .9's at {preset.most} calls"
+        panels.append(Panel(title, x, y, [*lines, theirs], legend=not panels, axes={"xscale": "log"}))
+    caption = (
+        f"Time for {TEXTS:,} texts, and their NLL less that of the released sampler (top-p .9, {preset.most} calls, "
+        "argmax readout) at its entropy"
+    )
+    return Figure("pareto", caption, tuple(panels), columns=2)
+
+
+HEAD = (
+    "| timed | texts of | readout | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequence[dict[str, Any]]) -> str:
+    """The words of docs/speed.md."""
+    made = ", ".join(
+        f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
+    )
+    rows = "\n".join(one.row for one in found)
+    random = (
+        " That of the released size is random:\nits times are joined with the calls that the built-in models need."
+        if any(one["about"]["model"] == RANDOM for one in every)
+        else ""
+    )
+    return f"""![{drawn.caption}](images/pareto.svg)
+
+Users buy quality, not calls. What does that of the released sampler at top-p .9 and {preset.most} calls cost here? The
+table has the cheapest that reaches it: at its entropy, an NLL below its own with one-sided 95% confidence over shards.
+Its texts are judged as released, with an argmax readout, and with an ancestral one, which serves it better. "Mixed":
+some of the texts from one arm and the rest from another, which have the means of both, so that the entropy is exactly
+the released sampler's. "One arm": an arm that by itself has no less entropy. Seconds are for {TEXTS:,} texts, of the
+network and on the machine that stand first: {made}.{random}
+
+{HEAD}
+{rows}
+
+Up to {every[0]["about"]["every arm up to"]} calls each arm has its own time, beyond that of its family's first.
+
+```
+limpet study run pareto --preset mini-gpu
+python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
+python benchmarks/pareto.py join benchmarks/results/pareto-h200.json
+```
+"""
+
+
+def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
+    """The words of README.md: as released, on the first device."""
+    own = {one.caption: one for one in reversed(found) if (one.where, one.readout) == (found[0].where, "argmax")}
+    said = "; ".join(
+        f"on `{one.caption}` {one.nfe} calls of {one.words} take {one.seconds:.2g} s, and they {one.released:.2g} s, "
+        f"{one.released / one.seconds:.0f} times as long"
+        for one in reversed(own.values())
+    )
+    return f"""![{drawn.caption}](docs/images/pareto.svg)
+
+[What quality costs](docs/speed.md) on {found[0].where}, against the released functions at top-p .9 and
+{preset.most} calls, {TEXTS:,} texts at equal entropy and no higher NLL: {said}.
+"""
+
+
+def join(options: argparse.Namespace) -> None:
+    from card import fill
+    from limpet.lab import figures, report
+
+    preset = studies.preset(options.preset)
+    results = report.read(studies.study("pareto", preset), options.report)
+    every = [json.loads(path.read_text(encoding="utf-8")) for path in options.times]
+    found = [one for times in every for one in cheapest(times, results, preset)]
+    if not found:
+        raise LimpetError("nothing that was timed reaches the released sampler's quality: there is nothing to say")
+    drawn = figure(every, results, preset)
+    image = options.root / "docs/images/pareto.svg"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(figures.draw(drawn)["svg"])
+    for name, words in {
+        "docs/speed.md": page(found, drawn, preset, every),
+        "README.md": front(found, drawn, preset),
+    }.items():
+        path = options.root / name
+        path.write_text(fill(path.read_text(encoding="utf-8"), {"pareto": words}), encoding="utf-8")
+    print("\n".join([HEAD, *(one.row for one in found)]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="mini-gpu", help="of the study")
+    actions = parser.add_subparsers(dest="action", required=True)
+    timer = actions.add_parser("time")
+    timer.add_argument("--out", type=Path, required=True)
+    timer.add_argument("--model", default="mini", help="whose shape is timed")
+    timer.add_argument("--device")
+    timer.add_argument("--precision", default="bfloat16")
+    timer.add_argument("--threads", type=int)
+    timer.add_argument("--calls", type=int, nargs="+", help="numbers of calls, of those that the study has")
+    timer.add_argument("--few", type=int, default=8, help="up to so many calls every arm is timed")
+    timer.add_argument("--batches", type=int, nargs="+", default=[256, 512])
+    timer.add_argument("--released-batches", type=int, nargs="+", default=[2048, 1024, 512, 256, 128, 64, 16])
+    timer.add_argument("--released-calls", type=int, default=16, help="at most so many are timed")
+    timer.add_argument("--runs", type=int, default=2)
+    timer.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
+    joiner = actions.add_parser("join")
+    joiner.add_argument("times", type=Path, nargs="+")
+    joiner.add_argument("--report", type=Path, default=ROOT / "docs/reports/mini/pareto-mini-gpu")
+    joiner.add_argument("--root", type=Path, default=ROOT, help="where docs/speed.md and README.md are")
+    options = parser.parse_args(arguments)
+    if options.action == "join":
+        join(options)
+        return
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    place = usable_device(options.device)
+    model = limpet.load(options.model, device=place, precision=options.precision)
+    if not isinstance(model, Duo):
+        raise LimpetError(f"{options.model} is no Duo network, so the released functions have nothing to go round")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    timings(model, studies.preset(options.preset), options)
+
+
+if __name__ == "__main__":
+    main()

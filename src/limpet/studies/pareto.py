@@ -1,0 +1,164 @@
+"""What the released sampler's quality costs: NLL at the entropy that the released sampler has, by number of calls.
+
+The released sampler is top-p .9 at a preset's most calls, read out by argmax as it was released, or by one more draw. A
+family is held against it by what its arms at one number of calls reach at that entropy. A share of the texts from one
+arm and the rest from another have the means of both, entropy and NLL alike, so what lies between two arms is reached by
+mixing their texts, and the lower hull of a family's arms is the least NLL that it can be asked for. The time that goes
+with it is another measurement's: benchmarks/pareto.py puts both together."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise, product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from limpet.lab.claims import below
+from limpet.lab.page import Entry, Panel, Series, Table, number, series, signed
+from limpet.lab.results import Results
+from limpet.lab.study import Cell
+from limpet.samplers import parse
+from limpet.stats import Estimate, hull
+from limpet.studies import samplers
+from limpet.studies.presets import Preset
+from limpet.studies.published import Beside, Claims, ticks
+
+OWN: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("pareto.toml").read_text("utf-8"))
+MORE = {family: [arm for arm in samplers.FAMILIES[family] if arm not in arms] for family, arms in OWN.items()}
+RELEASED = {"argmax": "native top_p=.9", "ancestral": "native top_p=.9 endpoint=ancestral"}  # by readout
+STUDY = {key: samplers.STUDY[key] for key in ("real", "digits")}  # so that it shares that study's cells
+X, Y = "network calls", "NLL less the released sampler's, at its entropy"
+
+
+def calls(preset: Preset) -> list[int]:
+    """A preset's own numbers of calls, fewer of them, and twice the most."""
+    first = preset.nfes[0]
+    return sorted(
+        {few for few in (first // 4, first // 2, 3 * first // 4) if few > 1} | {*preset.nfes, 2 * preset.most}
+    )
+
+
+def families(preset: Preset, nfe: int) -> dict[str, list[str]]:
+    """The arms at a number of calls."""
+    shared = {family: arms if nfe in preset.nfes else [] for family, arms in MORE.items()}
+    return {family: [*arms, *shared[family]] for family, arms in OWN.items() if arms or shared[family]}
+
+
+def cells(preset: Preset) -> Iterator[Cell]:
+    """Cells ROLE/NFE/ARM, as the study of samplers has them; beyond a preset's most calls fewer samples do."""
+    for role, nfe in product(preset.captions, calls(preset)):
+        n = preset.fine_n if nfe <= preset.most else preset.n
+        for arm in (arm for arms in families(preset, nfe).values() for arm in arms):
+            yield Cell(f"{role}/{nfe}/{arm}", preset.roles[role], parse(arm)[1].but(nfe=nfe), n)
+
+
+def released(preset: Preset, readout: str) -> str:
+    """The released sampler's cell, under a role."""
+    return f"{preset.most}/{RELEASED[readout]}"
+
+
+class Mixture(NamedTuple):
+    """Arms that reach an entropy with the least NLL."""
+
+    shares: dict[str, float]  # of the texts, by arm
+    slope: float  # of NLL over entropy from one to the other
+
+
+def mixed(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Mixture | None:
+    """The arms of a family that reach the released sampler's entropy with the least NLL, over all shards; None where no
+    mixture has that entropy."""
+    points = {
+        arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll"))
+        for arm in families(preset, nfe)[family]
+    }
+    wanted = results(f"{role}/{released(preset, readout)}", "entropy").mean
+    named = {point: arm for arm, point in reversed(points.items())}
+    corners = zip(*hull(*zip(*points.values(), strict=True)), strict=True)
+    for left, right in pairwise(corners):
+        if left[0] <= wanted <= right[0]:
+            wide = right[0] - left[0]
+            shares = {named[left]: float((right[0] - wanted) / wide), named[right]: float((wanted - left[0]) / wide)}
+            return Mixture({arm: share for arm, share in shares.items() if share}, float((right[1] - left[1]) / wide))
+    return None
+
+
+def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Estimate:
+    """The NLL that a family reaches at the released sampler's entropy, less the released sampler's. All shards have one
+    mixture, which is as diverse on the whole; what it is more or less in a shard of its own is taken off along the
+    hull, and is the part that entropy's noise has in the error."""
+    found = mixed(results, preset, role, readout, nfe, family)
+    if found is None:
+        none = np.full(len(results.study.shards), np.nan)
+        return Estimate(none, ("no mixture of its arms has that entropy",) * len(none))
+    more = {
+        what: sum(share * results.values(f"{role}/{nfe}/{arm}", what) for arm, share in found.shares.items())
+        - results.values(f"{role}/{released(preset, readout)}", what)
+        for what in ("entropy", "nll")
+    }
+    return Estimate(more["nll"] - found.slope * more["entropy"])
+
+
+def alone(results: Results, preset: Preset, role: str, readout: str) -> dict[tuple[int, str, str], Estimate]:
+    """The arms that are enough by themselves, by calls and family: their entropy is not less than the released
+    sampler's, and their NLL is below its, with the confidence of every finding."""
+    base = f"{role}/{released(preset, readout)}"
+    found = {}
+    for nfe in calls(preset):
+        for family, arm in ((family, arm) for family, arms in families(preset, nfe).items() for arm in arms):
+            gain = results.contrast(f"{role}/{nfe}/{arm}", base)
+            kept = results.contrast(f"{role}/{nfe}/{arm}", base, measure="entropy").mean >= 0
+            if kept and below("", gain).outcome == "holds":
+                found[nfe, family, arm] = gain
+    return found
+
+
+def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+    """By model and readout: NLL less the released sampler's at its entropy, by family and number of calls."""
+    for (role, caption), readout in product(preset.captions.items(), RELEASED):
+
+        def entry(family: str, nfe: int, role: str = role, readout: str = readout) -> Entry:
+            if family not in families(preset, nfe):
+                return Entry("")
+            return Entry(signed(less(results, preset, role, readout, nfe, family), 3))
+
+        base = f"{role}/{released(preset, readout)}"
+        at = {what: number(results(base, what), 3) for what in ("nll", "entropy")}
+        words = results.words["tables"]["reached"]["caption"]
+        yield Table(
+            f"reached-{role}-{readout}",
+            words.format(caption=caption, readout=readout, calls=preset.most, **at),
+            ("Family", *(f"{nfe} calls" for nfe in calls(preset))),
+            (tuple((Entry(family), *(entry(family, nfe) for nfe in calls(preset))) for family in OWN),),
+        )
+
+
+def lines(
+    results: Results, preset: Preset, role: str, readout: str, at: Mapping[tuple[int, str], float]
+) -> Iterator[Series]:
+    """Each family over what `at` gives its numbers of calls, where it has a value; one without any keeps its place, so
+    that a family looks alike in all panels."""
+    for family in OWN:
+        every = [(x, less(results, preset, role, readout, nfe, one)) for (nfe, one), x in at.items() if one == family]
+        known = [(x, one) for x, one in every if not math.isnan(one.mean)]
+        yield series(family, [x for x, _ in known], [one for _, one in known])
+
+
+def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
+    at = {(nfe, family): float(nfe) for nfe in calls(preset) for family in families(preset, nfe)}
+    for (role, caption), readout in product(preset.captions.items(), RELEASED):
+        drawn = list(lines(results, preset, role, readout, at))
+        title = f"{caption}, beside top-p .9 at {preset.most} calls, {readout}"
+        yield Panel(title, X, Y, drawn, ticks(calls(preset)), log_x=True)
+
+
+def claims(results: Beside, preset: Preset) -> Claims:
+    """With Mend the fewest of a preset's own numbers of calls are enough."""
+    few = preset.nfes[0]
+    return {"few": [
+        below(f"{caption}, Mend at {few} calls", less(results, preset, role, "argmax", few, "Mend"))
+        for role, caption in preset.captions.items()
+    ]}  # fmt: skip
