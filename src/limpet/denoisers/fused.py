@@ -1,17 +1,17 @@
-"""The Duo body on a GPU: matrix products, attention, and two Triton kernels for everything that stands between them.
+"""The Duo body on a GPU: matrix products, attention, and Triton kernels for everything that stands between them.
 
-It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm and
-the modulation are one pass over a position, and the sum is stored once a block; the rotation is done in place; one
-product makes the modulations of all blocks. The last block mixes positions only through its keys and values, so its
-queries and all that follows are done only at the positions that will be read.
-Every intermediate outside matrix products and attention is float32."""
+It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm, the
+modulation and, where the next product is in float8, the rounding to it are one pass over a position, and the sum is
+stored once a block; the rotation is done in place; one product makes the modulations of all blocks. The last block
+mixes positions only through its keys and values, so its queries and all that follows are done only at the positions
+that will be read. Every intermediate outside matrix products and attention is float32."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
+
+from limpet.denoisers import float8
+from limpet.denoisers.float8 import Scaled
 
 if TYPE_CHECKING:
     from limpet.denoisers import Needed
@@ -33,7 +36,8 @@ ATTENTION = [  # the fastest that takes the shape and the precision
 REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
 SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
 
-Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+Normed = Tensor | Scaled  # what a product takes, in the precision that it takes
+Function = Callable[[Tensor, Tensor], tuple[Any, ...]]
 Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
 
 
@@ -43,7 +47,7 @@ def replayed(function: Function) -> Function:
     What a replay returns is written over by the next."""
     captured: dict[torch.Size, Function] = {}
 
-    def replay(tokens: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+    def replay(tokens: Tensor, sigma: Tensor) -> tuple[Any, ...]:
         if not tokens.is_cuda or tokens.numel() > REPLAYED:
             return function(tokens, sigma)
         if tokens.shape not in captured:
@@ -63,8 +67,7 @@ class FusedBody:
         modulations = [block.adaLN_modulation for block in self.blocks] + [network.output_layer.adaLN_modulation]
         self.weight = torch.cat([linear.weight.detach() for linear in modulations])
         self.bias = torch.cat([linear.bias.detach() for linear in modulations])
-        width = network.shape.width
-        self.to_queries, self.to_keys = self.blocks[-1].attn_qkv.weight.detach().split([width, 2 * width])
+        self.float8 = isinstance(self.blocks[-1].attn_qkv, float8.Product)
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.trunk, self.whole = replayed(self._trunk), replayed(self._whole)
 
@@ -78,22 +81,29 @@ class FusedBody:
     def _whole(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor]:
         return (self._features(*self._trunk(tokens, sigma), None),)
 
-    def _features(self, x: Tensor, normed: Tensor, keys: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
+    def _features(self, x: Tensor, normed: Normed, keys: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
         """The rest of the last block and the last norm, at an index of flat positions or everywhere."""
         gate_attn, shift_mlp, scale_mlp, gate_mlp, shift, scale = modulation[:, -6:].unbind(1)
         block, norm = self.blocks[-1], self.network.output_layer.norm_final
-        features = torch.empty_like(normed)
+        features = torch.empty_like(x, dtype=self.weight.dtype)
         if index is not None and not len(index):
             return features
-        rows = normed.flatten(0, 1) if index is None else normed.flatten(0, 1).index_select(0, index)
-        queries = F.linear(rows, self.to_queries)
+        width = x.shape[-1]
+        queries = _part(block, _rows(normed, index), slice(width))
         self._rotate(queries, x.shape[1], index)
         attended = (gate_attn, block.attn_out(_attended(queries, keys, self.heads, index)))
-        normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, torch.empty_like(rows), index)
+        normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, self._room(queries), index)
         updates = [attended, (gate_mlp, _mlp(block, normed))]
-        return _normed(x, updates, norm, shift, scale, features, index, scatter=True)
+        return cast(Tensor, _normed(x, updates, norm, shift, scale, features, index, scatter=True))
 
-    def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _room(self, like: Tensor) -> Normed:
+        """For normed rows of this shape."""
+        if not self.float8:
+            return torch.empty_like(like, dtype=self.weight.dtype)
+        scales = torch.empty(*like.shape[:-1], 1, dtype=torch.float32, device=like.device)
+        return Scaled(torch.empty_like(like, dtype=float8.DTYPE), scales)
+
+    def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Normed, Tensor, Tensor]:
         """Up to the last block's keys and values: the (B, L, width) residual stream and what its queries are made of,
         (B, L, 2 width) keys and values, (B, parts, width) modulations."""
         network = self.network
@@ -101,7 +111,7 @@ class FusedBody:
         cond = network.sigma_map(sigma).to(self.weight.dtype)
         modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
         x = torch.empty(*tokens.shape, width, dtype=torch.float32, device=tokens.device)
-        normed = torch.empty_like(x, dtype=modulation.dtype)
+        normed = self._room(x)
         updates: list[Gated] = []
         for block, part in zip(self.blocks, modulation.split(6, 1), strict=False):
             shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = part.unbind(1)
@@ -114,7 +124,7 @@ class FusedBody:
             attended = (gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads)))
             _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, normed)
             updates = [attended, (gate_mlp, _mlp(block, normed))]
-        keys = F.linear(normed, self.to_keys)
+        keys = _part(self.blocks[-1], normed, slice(width, None))
         self._rotate(keys[..., :width], length)
         return x, normed, keys, modulation
 
@@ -132,11 +142,25 @@ class FusedBody:
         )  # fmt: skip
 
 
+def _rows(normed: Normed, index: Tensor | None) -> Normed:
+    """(R, width): those of all positions, or of an index of them."""
+    if isinstance(normed, Scaled):  # of float8 numbers only the bytes can be picked everywhere
+        values = cast(Tensor, _rows(normed.values.view(torch.uint8), index)).view(float8.DTYPE)
+        return Scaled(values, cast(Tensor, _rows(normed.scales, index)))
+    flat = normed.flatten(0, 1)
+    return flat if index is None else flat.index_select(0, index)
+
+
+def _part(block: Block, normed: Normed, outputs: slice) -> Tensor:
+    """Some of a block's queries, keys and values, from what its product takes."""
+    return cast("Callable[[Normed, slice], Tensor]", block.attn_qkv.part)(normed, outputs)
+
+
 def _normed(
-    x: Tensor, updates: list[Gated], norm: Norm, shift: Tensor, scale: Tensor, out: Tensor,
+    x: Tensor, updates: list[Gated], norm: Norm, shift: Tensor, scale: Tensor, out: Normed,
     index: Tensor | None = None, *, scatter: bool = False, store: bool = False,
     embedded: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Normed:  # fmt: skip
     """The modulated norm of x, or of an embedding of tokens, with at most two updates added, into `out`.
 
     The sum can be stored as x. With an index of flat positions, updates and `out` have one row for each of them; to
@@ -146,19 +170,20 @@ def _normed(
     source, tokens = (x, x) if embedded is None else embedded
     (first_gate, first), (second_gate, second) = [*updates, (shift, x), (shift, x)][:2]
     _norm_kernel[(rows,)](
-        source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x, out,
+        source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x,
+        *(out if isinstance(out, Scaled) else (out, x)),
         x if index is None else index, x.shape[1], shift.stride(0), WIDTH=width, BLOCK=triton.next_power_of_2(width),
         EMBED=embedded is not None, UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter,
-        num_warps=2,
+        QUANTISE=isinstance(out, Scaled), LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=2,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _norm_kernel(
-    source, tokens, first_gate, first, second_gate, second, weight, shift, scale, x, out, index, length, stride,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EMBED: tl.constexpr, UPDATES: tl.constexpr, STORE: tl.constexpr,
-    GATHER: tl.constexpr, SCATTER: tl.constexpr,
+    source, tokens, first_gate, first, second_gate, second, weight, shift, scale, x, out, scales, index, length,
+    stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EMBED: tl.constexpr, UPDATES: tl.constexpr, STORE: tl.constexpr,
+    GATHER: tl.constexpr, SCATTER: tl.constexpr, QUANTISE: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """One position each; layer norm's own epsilon."""
     row = tl.program_id(0).to(tl.int64)
@@ -180,8 +205,48 @@ def _norm_kernel(
     normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + 1e-5) * tl.load(weight + i, inside, other=0.0)
     scaled = normed * (1 + tl.load(scale + sample, inside, other=0.0).to(tl.float32))
     moved = scaled + tl.load(shift + sample, inside, other=0.0).to(tl.float32)
-    target = (position if SCATTER else row) * WIDTH + i
-    tl.store(out + target, moved.to(out.dtype.element_ty), inside)
+    target = position if SCATTER else row
+    if QUANTISE:  # as `float8.quantise`
+        most = tl.maximum(tl.max(tl.abs(moved), 0), LEAST)
+        tl.store(scales + target, tl.div_rn(most, LARGEST))
+        moved *= tl.div_rn(LARGEST, most)
+    tl.store(out + target * WIDTH + i, moved.to(out.dtype.element_ty), inside)
+
+
+def _gelu(x: Tensor) -> Scaled:
+    """`float8.gelu` of (R, hidden) rows."""
+    rows, hidden = x.shape
+    out = Scaled(torch.empty_like(x, dtype=float8.DTYPE), torch.empty(rows, 1, dtype=torch.float32, device=x.device))
+    _gelu_kernel[(rows,)](
+        x, *out, HIDDEN=hidden, BLOCK=min(1024, triton.next_power_of_2(hidden)), LARGEST=float8.LARGEST,
+        DIP=float8.DIP, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gelu_kernel(
+    x, out, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, DIP: tl.constexpr
+):  # fmt: skip
+    """One row each, read twice: the second time it is still in the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    high = tl.full((BLOCK,), 0.0, tl.float32)
+    for begin in tl.static_range(0, HIDDEN, BLOCK):
+        high = tl.maximum(high, tl.load(x + row * HIDDEN + begin + i, begin + i < HIDDEN, other=0.0).to(tl.float32))
+    most = tl.maximum(_gelu_of(tl.max(high, 0)), DIP)
+    tl.store(scales + row, tl.div_rn(most, LARGEST))
+    factor = tl.div_rn(LARGEST, most)
+    for begin in tl.static_range(0, HIDDEN, BLOCK):
+        inside = begin + i < HIDDEN
+        value = tl.load(x + row * HIDDEN + begin + i, inside, other=0.0).to(tl.float32)
+        tl.store(out + row * HIDDEN + begin + i, (_gelu_of(value) * factor).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _gelu_of(x):
+    """The tanh form: the tanh of u is a sigmoid of 2 u."""
+    return x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
 
 
 @triton.jit
@@ -229,8 +294,10 @@ def _packs(*parts: Tensor) -> bool:
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
 
 
-def _mlp(block: Block, x: Tensor) -> Tensor:
+def _mlp(block: Block, x: Normed) -> Tensor:
     """`Block.mlp`; the tanh form of GELU comes with the first product where the library has them in one kernel."""
+    if isinstance(x, Scaled):
+        return cast(Tensor, block.mlp[2](_gelu(block.mlp[0](x).flatten(0, -2)))).view(x.values.shape)
     first, last = cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
     if not x.is_cuda:
         return cast(Tensor, block.mlp(x))
