@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from limpet import CRS, registry
 from limpet.denoisers import fused as fused_denoiser
-from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, set_precision
+from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, in_float8, set_precision
 from limpet.denoisers.fused import FusedBody
 from limpet.engine import process, selector, support
 from limpet.engine.path import generate, open_path
@@ -298,6 +298,22 @@ def test_the_fused_body_can_be_asked_for_some_positions(
             features = FusedBody(network)(tokens, sigma, lambda index=index: index)
             assert features.shape == (3, 7, 32)
             torch.testing.assert_close(features.flatten(0, 1)[some], every[some], rtol=most, atol=most)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
+@pytest.mark.parametrize("float8", [False, True])
+def test_how_many_positions_are_normed_together_changes_nothing(float8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as divide a sample; each sample has its own modulation."""
+    network = random_network(Shape(vocab_size=19, length=12, width=32, blocks=2, heads=2, cond=8, hidden=48))
+    set_precision(network, torch.bfloat16)
+    body = FusedBody(in_float8(network) if float8 else network)
+    tokens = torch.randint(19, (3, 12), generator=random_generator(2), device=DEVICE)
+    sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
+    with torch.no_grad():
+        alone = body(tokens, sigma)
+        for rows in (2, 4, 8):
+            monkeypatch.setattr(fused_denoiser, "ROWS", rows)
+            assert (body(tokens, sigma) - alone).norm() <= 0.01 * alone.norm()  # sums may be rounded in another order
 
 
 def test_a_plan_says_which_positions_will_be_read() -> None:

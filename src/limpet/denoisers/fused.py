@@ -10,6 +10,7 @@ that will be read. Every intermediate outside matrix products and attention is f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +35,8 @@ ATTENTION = [  # the fastest that takes the shape and the precision
 ]  # fmt: skip
 
 REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
+# Positions that a program norms side by side, sharing what their sample's modulation is, and the warps of each kernel.
+ROWS, NORM_WARPS, ROTATE_WARPS, GELU_WARPS = 1, 2, 4, 4
 SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
 
 Normed = Tensor | Scaled  # what a product takes, in the precision that it takes
@@ -138,7 +141,7 @@ class FusedBody:
         pairs = x.shape[-1] // 2
         _rotate_kernel[(x.shape[:-1].numel(),)](
             x, cos, sin, x if index is None else index, length, x.stride(-2), PAIRS=pairs, HALF=half,
-            BLOCK=triton.next_power_of_2(pairs), GATHER=index is not None, num_warps=4,
+            BLOCK=triton.next_power_of_2(pairs), GATHER=index is not None, num_warps=ROTATE_WARPS,
         )  # fmt: skip
 
 
@@ -165,16 +168,17 @@ def _normed(
 
     The sum can be stored as x. With an index of flat positions, updates and `out` have one row for each of them; to
     scatter is to write each row of `out` at its position instead."""
-    width = x.shape[-1]
+    width, length = x.shape[-1], x.shape[1]
     rows = x.shape[:-1].numel() if index is None else len(index)
+    together = math.gcd(ROWS, length) if index is None else 1  # of one sample
     source, tokens = (x, x) if embedded is None else embedded
     (first_gate, first), (second_gate, second) = [*updates, (shift, x), (shift, x)][:2]
-    _norm_kernel[(rows,)](
+    _norm_kernel[(rows // together,)](
         source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x,
-        *(out if isinstance(out, Scaled) else (out, x)),
-        x if index is None else index, x.shape[1], shift.stride(0), WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        EMBED=embedded is not None, UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter,
-        QUANTISE=isinstance(out, Scaled), LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=2,
+        *(out if isinstance(out, Scaled) else (out, x)), x if index is None else index, length, shift.stride(0),
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=together, EMBED=embedded is not None,
+        UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter, QUANTISE=isinstance(out, Scaled),
+        LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=NORM_WARPS,
     )  # fmt: skip
     return out
 
@@ -182,15 +186,17 @@ def _normed(
 @triton.jit
 def _norm_kernel(
     source, tokens, first_gate, first, second_gate, second, weight, shift, scale, x, out, scales, index, length,
-    stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EMBED: tl.constexpr, UPDATES: tl.constexpr, STORE: tl.constexpr,
-    GATHER: tl.constexpr, SCATTER: tl.constexpr, QUANTISE: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
+    stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EMBED: tl.constexpr, UPDATES: tl.constexpr,
+    STORE: tl.constexpr, GATHER: tl.constexpr, SCATTER: tl.constexpr, QUANTISE: tl.constexpr, LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
 ):  # fmt: skip
-    """One position each; layer norm's own epsilon."""
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(index + row).to(tl.int64) if GATHER else row
-    i = tl.arange(0, BLOCK)
+    """Some positions of one sample each; layer norm's own epsilon."""
+    begin = tl.program_id(0).to(tl.int64) * ROWS
+    row = begin + tl.arange(0, ROWS)[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
     inside = i < WIDTH
-    sample = (position // length) * stride + i
+    position = tl.load(index + row).to(tl.int64) if GATHER else row
+    sample = ((tl.load(index + begin).to(tl.int64) if GATHER else begin) // length) * stride + i
     origin = tl.load(tokens + position) if EMBED else position
     value = tl.load(source + origin * WIDTH + i, inside, other=0.0)
     if UPDATES > 0:
@@ -201,13 +207,14 @@ def _norm_kernel(
         value += gate * tl.load(second + row * WIDTH + i, inside, other=0.0).to(tl.float32)
     if STORE:
         tl.store(x + position * WIDTH + i, value, inside)
-    centred = tl.where(inside, value - tl.sum(value, 0) / WIDTH, 0.0)
-    normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + 1e-5) * tl.load(weight + i, inside, other=0.0)
+    centred = tl.where(inside, value - tl.sum(value, 1, keep_dims=True) / WIDTH, 0.0)
+    spread = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) / WIDTH + 1e-5)
+    normed = centred * spread * tl.load(weight + i, inside, other=0.0)
     scaled = normed * (1 + tl.load(scale + sample, inside, other=0.0).to(tl.float32))
     moved = scaled + tl.load(shift + sample, inside, other=0.0).to(tl.float32)
     target = position if SCATTER else row
     if QUANTISE:  # as `float8.quantise`
-        most = tl.maximum(tl.max(tl.abs(moved), 0), LEAST)
+        most = tl.maximum(tl.max(tl.abs(moved), 1, keep_dims=True), LEAST)
         tl.store(scales + target, tl.div_rn(most, LARGEST))
         moved *= tl.div_rn(LARGEST, most)
     tl.store(out + target * WIDTH + i, moved.to(out.dtype.element_ty), inside)
@@ -219,7 +226,7 @@ def _gelu(x: Tensor) -> Scaled:
     out = Scaled(torch.empty_like(x, dtype=float8.DTYPE), torch.empty(rows, 1, dtype=torch.float32, device=x.device))
     _gelu_kernel[(rows,)](
         x, *out, HIDDEN=hidden, BLOCK=min(1024, triton.next_power_of_2(hidden)), LARGEST=float8.LARGEST,
-        DIP=float8.DIP, num_warps=4,
+        DIP=float8.DIP, num_warps=GELU_WARPS,
     )  # fmt: skip
     return out
 
