@@ -374,7 +374,7 @@ def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("small", [0, 2**12])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_a_path_hides_no_synchronisation(precision: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_denoiser, "SMALL", small)
     shape = Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64)
