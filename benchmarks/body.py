@@ -10,8 +10,10 @@ as it is there, a part that fails does not take the others with it, and what --o
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -29,10 +31,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+from joined import TILES, JoinedBody, gelu, rotated
+
 import limpet
 from limpet import speed, stats
 from limpet.denoisers import float8, fused
-from limpet.denoisers.duo import Duo, Shape, in_float8
+from limpet.denoisers.duo import Duo, Network, Shape, in_float8
 from limpet.denoisers.fused import FusedBody
 from limpet.samplers import CRS, Mend, Native
 from trained_like import trained_like
@@ -212,6 +216,54 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     return found
 
 
+def joined(network: Network, batch: int, tiny: bool) -> dict[str, Any]:
+    """Products that rotate or take GELUs before they store, in several tiles, beside a product and a kernel after it;
+    and how far the results are apart."""
+    shape, low = network.shape, in_float8(network)
+    tiles = dict.fromkeys(TILES, ((16, 64, 32, 4, 2),)) if tiny else TILES
+    x = torch.randn(batch, shape.length, shape.width, device=PLACE).bfloat16()
+    found: dict[str, Any] = {}
+    for name, each, size, normed in (("bfloat16", network, 2, x), ("float8", low, 1, float8.quantise(x))):
+        body, block, rows = FusedBody(each), each.blocks[0], fused._rows(normed, None)
+        exact = body._qkv(block, normed).flatten(0, 1)
+        flop = 2 * exact.numel() * shape.width
+        found[f"{name} product, rotation"] = rate(lambda body=body, block=block, x=normed: body._qkv(block, x), flop)
+        for tile in tiles[size]:
+            given = rows, block.attn_qkv.weight, *body._angles(shape.length), tile
+            one = rate(lambda given=given: rotated(*given), flop)
+            apart = {} if "refused" in one else {"apart": float((rotated(*given) - exact).norm() / exact.norm())}
+            found[f"{name} rotated product {tile}"] = one | apart
+    rows, first = fused._rows(float8.quantise(x), None), low.blocks[0].mlp[0]
+    both = lambda: fused._gelu(first(rows))  # noqa: E731
+    exact, flop = both(), 2 * len(rows.values) * shape.width * shape.hidden
+    found["float8 product, GELU"] = rate(both, flop)
+    for tile in tiles[1]:
+        one = rate(lambda tile=tile: gelu(rows, first, tile), flop)
+        if "refused" not in one:
+            wide, narrow = (part.values.float() * part.scales for part in (gelu(rows, first, tile), exact))
+            one["apart"] = float((wide - narrow).norm() / narrow.norm())
+        found[f"float8 GELU of a product {tile}"] = one
+    return found
+
+
+def fastest(found: dict[str, Any], what: str) -> int:
+    """Which tile was, of those that were tried."""
+    tried = [one.get("ms", math.inf) for name, one in found.items() if name.startswith(what)]
+    return tried.index(min(tried)) if tried else 0
+
+
+def with_joined(model: Duo, found: dict[str, Any]) -> Duo:
+    """The same model with those products in its body."""
+    other = copy.copy(model)
+    network = in_float8(model.network) if model.precision == "float8" else model.network
+    body = JoinedBody(network)
+    body.tiles = fastest(found, f"{model.precision} rotated"), fastest(found, "float8 GELU of")
+    other._parts = {PLACE: (body, model._on(PLACE)[1])}
+    if ON_GPU:
+        other._parts[torch.device("cuda", 0)] = other._parts[PLACE]
+    return other
+
+
 def laws(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
     """Mean total variation between the laws of bfloat16 and of another precision, and how much of an argmax's
     probability the other's argmax misses."""
@@ -265,10 +317,10 @@ def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, 
     low = models["bfloat16"]
     bare = torch.compile(low.network, dynamic=False) if ON_GPU else low.network
     contenders = {"bare": speed.forwards(low, bare, batch)}
-    for (precision, model), (name, sampler) in itertools.product(
-        models.items(), {"native": Native(), "CRS": CRS(), "Mend": Mend()}.items()
-    ):
-        contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
+    samplers = {"native": Native(), "CRS": CRS(), "Mend": Mend()}
+    for (precision, model), (name, sampler) in itertools.product(models.items(), samplers.items()):
+        if model.precision == precision or name != "Mend":  # of the candidates two are enough
+            contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
     costs = speed.measure(contenders, nfe, batch * low.length, runs, PLACE)
     return {
         name: cost and asdict(cost) | {"ms a call": 1000 * cost.seconds / nfe}
@@ -316,11 +368,18 @@ def main() -> None:
         section(f"body {name}, a sixth", rate, lambda model=model: model.body_at(tokens, 0.4, lambda: index))
     section("attention", attention, shape, batch)
     section("products", products, shape, batch)
+    section("joined", joined, models["bfloat16"].network, batch, options.tiny)
     section("between", between, models["bfloat16"], batch)
     section("laws released shape", laws, models, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
     for name in ("mini", "mini-distilled"):
         section(f"laws {name}", mini_laws, name, n, nfe)
-    section(f"times batch {batch} nfe {nfe}", times, models, batch, nfe, options.runs)
+    every = dict(models)
+    if ON_GPU and "joined" in found:
+        every |= {f"{name} joined": with_joined(model, found["joined"]) for name, model in models.items()}
+        section("laws joined", laws, every, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
+        for name in ("bfloat16", "float8"):
+            section(f"body {name} joined", rate, lambda name=name: every[f"{name} joined"].body(tokens, 0.4))
+    section(f"times batch {batch} nfe {nfe}", times, every, batch, nfe, options.runs)
     for name in ("mini", "mini-distilled"):
         section(f"texts {name}", texts, name, texts_n, nfe)
 

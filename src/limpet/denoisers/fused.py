@@ -96,7 +96,7 @@ class FusedBody:
         self._rotate(queries, x.shape[1], index)
         attended = (gate_attn, block.attn_out(_attended(queries, keys, self.heads, index)))
         normed = _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, self._room(queries), index)
-        updates = [attended, (gate_mlp, _mlp(block, normed))]
+        updates = [attended, (gate_mlp, self._mlp(block, normed))]
         return cast(Tensor, _normed(x, updates, norm, shift, scale, features, index, scatter=True))
 
     def _room(self, like: Tensor) -> Normed:
@@ -122,21 +122,40 @@ class FusedBody:
             _normed(x, updates, block.norm1, shift_attn, scale_attn, normed, embedded=embedded, store=True)
             if block is self.blocks[-1]:
                 break
-            qkv = block.attn_qkv(normed)
-            self._rotate(qkv[..., : 2 * width], length)
+            qkv = self._qkv(block, normed)
             attended = (gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads)))
             _normed(x, [attended], block.norm2, shift_mlp, scale_mlp, normed)
-            updates = [attended, (gate_mlp, _mlp(block, normed))]
+            updates = [attended, (gate_mlp, self._mlp(block, normed))]
         keys = _part(self.blocks[-1], normed, slice(width, None))
         self._rotate(keys[..., :width], length)
         return x, normed, keys, modulation
 
-    def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
-        """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
-        if length not in self.tables:  # rounded as `duo.rotate` rounds them
+    def _qkv(self, block: Block, normed: Normed) -> Tensor:
+        """(B, L, 3 width) queries and keys, rotated, and values."""
+        qkv = cast(Tensor, block.attn_qkv(normed))
+        self._rotate(qkv[..., : qkv.shape[-1] // 3 * 2], qkv.shape[1])
+        return qkv
+
+    def _mlp(self, block: Block, x: Normed) -> Tensor:
+        """`Block.mlp`; the tanh form of GELU comes with the first product where the library has them in one kernel."""
+        if isinstance(x, Scaled):
+            return cast(Tensor, block.mlp[2](_gelu(block.mlp[0](x).flatten(0, -2)))).view(x.values.shape)
+        if not x.is_cuda:
+            return cast(Tensor, block.mlp(x))
+        first, last = cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+        hidden: Tensor = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
+        return cast(Tensor, last(hidden)).view(x.shape)
+
+    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """(L, half a head's width) cosines and sines, rounded as `duo.rotate` rounds them."""
+        if length not in self.tables:
             cos, sin = self.network.rotary_emb(length)
             self.tables[length] = cos.to(self.weight.dtype), sin.to(self.weight.dtype)
-        cos, sin = self.tables[length]
+        return self.tables[length]
+
+    def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
+        """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
+        cos, sin = self._angles(length)
         half = cos.shape[1]
         pairs = x.shape[-1] // 2
         _rotate_kernel[(x.shape[:-1].numel(),)](
@@ -299,14 +318,3 @@ def _packs(*parts: Tensor) -> bool:
     """Whether flash attention takes these (rows, heads, head width) queries, keys and values."""
     q, k, v = (part[None].transpose(1, 2) for part in parts)
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
-
-
-def _mlp(block: Block, x: Normed) -> Tensor:
-    """`Block.mlp`; the tanh form of GELU comes with the first product where the library has them in one kernel."""
-    if isinstance(x, Scaled):
-        return cast(Tensor, block.mlp[2](_gelu(block.mlp[0](x).flatten(0, -2)))).view(x.values.shape)
-    first, last = cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
-    if not x.is_cuda:
-        return cast(Tensor, block.mlp(x))
-    hidden: Tensor = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
-    return cast(Tensor, last(hidden)).view(x.shape)
