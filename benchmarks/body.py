@@ -78,8 +78,8 @@ def rate(function: Callable[[], object], flop: float = 0, traffic: float = 0) ->
     """Milliseconds, and what that makes of the operations or the bytes; or why it does not run."""
     try:
         ms = milliseconds(function)
-    except (RuntimeError, ValueError) as error:
-        return {"refused": str(error).splitlines()[0][:200]}
+    except Exception as error:  # of a library, a compiler or a driver
+        return {"refused": f"{type(error).__name__}: {error}"[:200]}
     return (
         {"ms": ms} | ({"TFLOP/s": flop / ms / 1e9} if flop else {}) | ({"GB/s": traffic / ms / 1e6} if traffic else {})
     )
@@ -258,9 +258,7 @@ def with_joined(model: Duo, found: dict[str, Any]) -> Duo:
     network = in_float8(model.network) if model.precision == "float8" else model.network
     body = JoinedBody(network)
     body.tiles = fastest(found, f"{model.precision} rotated"), fastest(found, "float8 GELU of")
-    other._parts = {PLACE: (body, model._on(PLACE)[1])}
-    if ON_GPU:
-        other._parts[torch.device("cuda", 0)] = other._parts[PLACE]
+    other._parts = {model.device: (body, model._on(model.device)[1])}
     return other
 
 

@@ -84,6 +84,7 @@ def rotated(x: Normed, weight: Normed, cos: Tensor, sin: Tensor, tile: tuple[int
     values, matrix = (part.values if isinstance(part, Scaled) else part for part in (x, weight))
     out = torch.empty(len(values), len(matrix), dtype=torch.bfloat16, device=values.device)
     turned = len(matrix) // 3 * 2
+    assert turned % tile[1] == 0, "a tile is rotated as a whole"
     launch(x, weight, out, tile, cos=cos, sin=sin, length=len(cos), rotated=turned, HALF=cos.shape[1])
     return out
 

@@ -265,6 +265,21 @@ def test_the_fused_body_is_the_body(blocks: int, rounds_to_even: None, monkeypat
             assert apart <= 0.5 * errors[2]
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
+def test_the_candidates_compute_the_same_body(rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that rotate or take GELUs before they store: another scale of the same numbers, so another rounding."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    from joined import JoinedBody
+
+    network = random_network(Shape(vocab_size=19, length=8, width=128, blocks=2, heads=2, cond=16, hidden=256))
+    with torch.no_grad():
+        exact = network.body(TOKENS, SIGMA)
+        set_precision(network, torch.bfloat16)
+        twin = in_float8(network)
+        errors = [(features - exact).norm() for features in (twin.body(TOKENS, SIGMA), JoinedBody(twin)(TOKENS, SIGMA))]
+    assert errors[1] < 1.2 * errors[0]
+
+
 @on_gpu
 @pytest.mark.parametrize("batch", [1, 16, 40])
 def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
