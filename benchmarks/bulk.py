@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import limpet
+from limpet.denoisers.duo import PRECISIONS
 from limpet.lab import Shelf, Store, bulk
 from limpet.lab.places import Place, local
 from limpet.lab.places.processes import processes
@@ -98,7 +99,7 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default=None)
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="float32")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.n < 2 * given.workers * given.per_shard:

@@ -62,7 +62,7 @@ def test_exact_sources_and_every_sampler_pass(name):
     assert check.verdict(source(name), rows).endswith(f"{len(rows)} checks, 0 failed")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_a_network_passes_with_rounding(precision):
     model = Duo(random_network(), precision=precision)
     rows = rows_of(model, "native", "crs temperature=.7 values=nucleus")

@@ -176,7 +176,7 @@ def test_head_of_some_positions_is_some_of_the_head():
     assert not features.requires_grad
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 @pytest.mark.parametrize("some", [[0, 6, 7, 13, 47], [9], [40, 41], list(range(48)), []])
 def test_the_body_can_be_asked_for_some_positions(precision, some):
     """Every sample has its own time; rows may round as another number of them does."""
@@ -258,7 +258,7 @@ def test_the_digest_tells_apart_what_decides_the_output():
 
 
 def test_a_wrong_word_is_one_sentence(tmp_path):
-    with pytest.raises(LimpetError, match="precision is one of float32, bfloat16, not 'half'"):
+    with pytest.raises(LimpetError, match="precision is one of float32, bfloat16, float8, not 'half'"):
         Duo(random_network(), precision="half")
     with pytest.raises(LimpetError, match="storage is one of float32, bfloat16, int8, not 'int4'"):
         Duo(random_network()).save(tmp_path, storage="int4")

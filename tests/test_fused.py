@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from held import Held
 from limpet import CRS, registry
 from limpet.denoisers import fused as fused_denoiser
-from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, set_precision
+from limpet.denoisers.duo import AlignedHead, Duo, Network, Shape, in_float8, set_precision
 from limpet.denoisers.fused import FusedBody
 from limpet.engine import process, selector, support
 from limpet.engine.path import generate, open_path
@@ -367,6 +367,22 @@ def test_an_embedding_in_bfloat16_is_what_it_is_in_float32() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*features, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
+@pytest.mark.parametrize("float8", [False, True])
+def test_how_many_positions_are_normed_together_changes_nothing(float8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as divide a sample; each sample has its own modulation."""
+    network = random_network(Shape(vocab_size=19, length=12, width=32, blocks=2, heads=2, cond=8, hidden=48))
+    set_precision(network, torch.bfloat16)
+    body = FusedBody(in_float8(network) if float8 else network)
+    tokens = torch.randint(19, (3, 12), generator=random_generator(2), device=DEVICE)
+    sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
+    with torch.no_grad():
+        alone = body(tokens, sigma)
+        for rows in (2, 4, 8):
+            monkeypatch.setattr(fused_denoiser, "ROWS", rows)
+            assert (body(tokens, sigma) - alone).norm() <= 0.01 * alone.norm()  # sums may be rounded in another order
+
+
 def test_a_plan_says_which_positions_will_be_read() -> None:
     """Those where coin one moves and those inspected, as the lazy step reads them; none where there is nothing."""
     logits, case = drawn_case(9, (2, 8, 19))
@@ -425,7 +441,7 @@ def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("small", [0, 2**12])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_a_path_hides_no_synchronisation(precision: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_denoiser, "SMALL", small)
     shape = Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64)

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
+from limpet.denoisers.duo import Precision
 from limpet.errors import LimpetError
 from limpet.judges import BUILTIN, Judge, has_builtin, load_judge
 from limpet.samplers import Sampler, available, knobs, parse
@@ -48,11 +49,11 @@ class Runs:
     a command and Python draw the same."""
 
     device: Device = None
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """what the network runs in; auto is bfloat16 where the device has it"""
+    precision: Precision | Literal["auto"] = "float32"
+    """what the network runs in; auto is bfloat16 where the device has it, float8 is for Duo networks alone"""
 
     @property
-    def resolved(self) -> Literal["float32", "bfloat16"]:
+    def resolved(self) -> Precision:
         """What "auto" means: bfloat16 where the device computes in it, float32 elsewhere."""
         if self.precision != "auto":
             return self.precision
@@ -61,9 +62,11 @@ class Runs:
         return "bfloat16" if native else "float32"
 
     def judge(self, name: str) -> Judge | None:
-        """A judge by name; "none" is nobody, and "auto" the built-in one where it is."""
+        """A judge by name; "none" is nobody, and "auto" the built-in one where it is. Beside a model in float8 it runs
+        in bfloat16."""
         name = name if name != "auto" else BUILTIN if has_builtin() else "none"
-        return None if name == "none" else load_judge(name, self.device, self.resolved)
+        precision = "bfloat16" if self.resolved == "float8" else self.resolved
+        return None if name == "none" else load_judge(name, self.device, precision)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 from limpet import studies
 from limpet.commands import Device, Json, Revision, Weights, Where, err, out, show
 from limpet.commands.study import documents, each, make, written
+from limpet.denoisers.duo import Precision
 from limpet.errors import LimpetError
 from limpet.judges import BUILTIN
 from limpet.lab import Judging, Results, Shelf, Store, Study, collect, report
@@ -24,7 +25,6 @@ Name = Literal[
     "singleton", "endpoint", "selection", "temperature", "values", "hidden", "storage", "risk", "mending", "all"
 ]
 Size = Literal["smoke", "mini", "paper"]
-Precision = Literal["float32", "bfloat16"]
 READING = "Mean ± standard error over shards."
 
 

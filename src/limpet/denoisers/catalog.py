@@ -30,9 +30,10 @@ def load(
     a .safetensors or .ckpt file, "owner/name" on the hub, what another package calls a model of its own, or
     "./my.py:factory" for what a function of that file makes.
 
-    device: a GPU where there is one, unless told. precision: what a network runs in. revision: a commit, branch or
-    tag on the hub. Other options are the family's own: a Duo checkpoint takes weights="raw" for its own weights instead
-    of their running average. An exact source computes in float64 on the CPU whatever they say."""
+    device: a GPU where there is one, unless told. precision: what a network runs in: "float32", "bfloat16", or
+    "float8" for Duo networks, whose largest products are then in float8 and all else as in bfloat16. revision: a
+    commit, branch or tag on the hub. Other options are the family's own: a Duo checkpoint takes weights="raw" for its
+    own weights instead of their running average. An exact source computes in float64 on the CPU whatever they say."""
     text = os.fspath(name)
     place = files.usable_device(device)
     if text.startswith("exact:"):

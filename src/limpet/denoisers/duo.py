@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from limpet.denoisers import Denoiser, Needed, files
+from limpet.denoisers import Denoiser, Needed, files, float8
 from limpet.denoisers.tensors import STORAGES, digest_of, fill
 from limpet.denoisers.text import Tokenizer
 from limpet.engine.process import LOG_LINEAR, SCHEDULES, Schedule
@@ -26,7 +26,8 @@ from limpet.errors import LimpetError
 Rows = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples and (R,) places in them
 Parts = tuple[Callable[[Tensor, Tensor, Needed], Tensor], Callable[[Tensor], Tensor]]  # a network's body and its head
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Precision = Literal["float32", "bfloat16", "float8"]
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
 ROTARY = "rotary_emb.inv_freq"  # kept in the files, though no parameter: it tells the heads and can be checked
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, wide loads for whoever reads the rows
 MOST_WIDTH = 1 << 20  # of features; as far beyond
@@ -84,6 +85,12 @@ class Linear(nn.Linear):
         rows = x.flatten(0, -2)  # a CPU keeps a kernel in memory for every number of rows: let there be few
         padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
         return F.linear(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+
+    def part(self, x: Tensor, outputs: slice) -> Tensor:
+        """Some of the outputs."""
+        return F.linear(
+            x.to(self.weight.dtype), self.weight[outputs], None if self.bias is None else self.bias[outputs]
+        )
 
 
 def round_up(rows: int) -> int:
@@ -157,15 +164,14 @@ def attend(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor], causal: bool 
     return mixed.transpose(1, 2).flatten(2)
 
 
-def attend_at(x: Tensor, qkv: nn.Linear, heads: int, rotary: tuple[Tensor, Tensor], at: Rows) -> Tensor:
+def attend_at(x: Tensor, qkv: Linear | float8.Product, heads: int, rotary: tuple[Tensor, Tensor], at: Rows) -> Tensor:
     """(B, L, width) -> (R, width): `attend` to every position from some of them: no other queries are made.
 
     Samples may need different numbers: each gets as many queries as the one that needs most."""
     (samples, places), (batch, length, width) = at, x.shape
-    x, weight = x.to(qkv.weight.dtype), qkv.weight
-    k, v = F.linear(x, weight[width:]).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
+    k, v = qkv.part(x, slice(width, None)).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
     cos, sin = (part[places, None] for part in rotary)
-    q = rotate(F.linear(x[at], weight[:width]).reshape(-1, heads, width // heads), cos, sin)  # (R, heads, head width)
+    q = rotate(qkv.part(x[at], slice(width)).reshape(-1, heads, width // heads), cos, sin)  # (R, heads, head width)
     counts = samples.bincount(minlength=batch)
     slots = torch.arange(len(samples), device=x.device) - (counts.cumsum(0) - counts)[samples]
     padded = q.new_zeros(batch, max(1, int(counts.max())), *q.shape[1:])
@@ -181,7 +187,7 @@ class Layers(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1 = Norm(width)
-        self.attn_qkv = Linear(width, 3 * width, bias=False)
+        self.attn_qkv: Linear | float8.Product = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
         self.norm2 = Norm(width)
         self.mlp = nn.Sequential(Linear(width, hidden), nn.GELU(approximate="tanh"), Linear(hidden, width))
@@ -277,10 +283,25 @@ def set_precision(network: nn.Module, dtype: torch.dtype) -> None:
             module.to(dtype)
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    if precision not in PRECISIONS:
-        raise LimpetError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+def dtype_of(precision: str, taken: tuple[str, ...] = ("float32", "bfloat16")) -> torch.dtype:
+    """What linear maps are stored in, for a network that runs in the precisions that are `taken`."""
+    if precision not in taken:
+        raise LimpetError(f"precision is one of {', '.join(taken)}, not {precision!r}")
     return PRECISIONS[precision]
+
+
+def in_float8(network: Network) -> Network:
+    """The network with float8 products in its blocks; all other weights are shared.
+
+    Two maps stay as they are. Attention's output would have to be rounded in a pass of its own, which takes what its
+    small product saves; and the head's rounding is not averaged over anything, but is the law's."""
+    held = [*network.parameters(), *network.buffers()]
+    twin = copy.deepcopy(network, {id(tensor): tensor for tensor in held})
+    for block in cast(list[Block], list(twin.blocks)):
+        block.attn_qkv = float8.Product(cast(Linear, block.attn_qkv))
+        first, last = (float8.Product(cast(Linear, block.mlp[place])) for place in (0, 2))
+        block.mlp = nn.Sequential(first, float8.Gelu(), last)
+    return twin
 
 
 class AlignedHead:
@@ -308,7 +329,9 @@ class Duo(Denoiser):
 
     `mask` is a token that noise may be but no clean text has: its trainer gave it no chance, and neither does the head.
     In bfloat16 the linear maps and attention of the blocks and the output run in bfloat16, and so are the logits;
-    sigma, norms and the residual stream stay float32, and so does an embedding that is stored so."""
+    sigma, norms and the residual stream stay float32, and so does an embedding that is stored so. In float8 the
+    products that make queries, keys and values and those of the MLPs run in float8, and all else as in bfloat16; the
+    weights are kept in bfloat16 and rounded where they run."""
 
     tokenizer: Tokenizer | None
 
@@ -324,7 +347,7 @@ class Duo(Denoiser):
         mask: int | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        dtype = dtype_of(precision)
+        dtype = dtype_of(precision, tuple(PRECISIONS))
         if network.output_layer.linear.weight.dtype != dtype:  # on a copy: rounding the caller's weights loses them
             network = copy.deepcopy(network)
             set_precision(network, dtype)
@@ -336,7 +359,8 @@ class Duo(Denoiser):
         self.info = {**(info or {}), "parameters": sum(sizes), "tensors": len(sizes), "shape": asdict(network.shape)}
         facts = {"heads": network.shape.heads, "schedule": schedule.name, "predicts": predicts}
         facts |= {} if mask is None else {"mask": mask}
-        self.digest = digest_of(dict(network.named_parameters()), facts)  # precision is in the tensors' dtypes
+        facts |= {"products": precision} if precision == "float8" else {}  # the others are in the tensors' dtypes
+        self.digest = digest_of(dict(network.named_parameters()), facts)
         self._parts: dict[torch.device, Parts] = {}
 
     @property
@@ -371,7 +395,8 @@ class Duo(Denoiser):
         """Body and head as they run on a device, made when first needed there: on a GPU faster ones that compute the
         same."""
         if device not in self._parts:
-            network, body = self.network, self.network.body
+            network = in_float8(self.network) if self.precision == "float8" else self.network
+            body: Callable[[Tensor, Tensor, Needed], Tensor] = network.body
             if has_triton(device):
                 from limpet.denoisers.fused import FusedBody
 
@@ -413,7 +438,7 @@ def make(
     every parameter is assigned from the file, so nothing can be left at an initial value."""
     if folder is None:
         raise LimpetError("a Duo model is read from files: give its folder")
-    dtype, place, path = dtype_of(precision), files.usable_device(device), files.weights_in(folder)
+    dtype, place, path = dtype_of(precision, tuple(PRECISIONS)), files.usable_device(device), files.weights_in(folder)
     config = files.read_config(path.parent, TAKES, "a Duo model")
     state, kept = files.open_weights(
         path, weights, lambda stored: [name for name, _ in empty_network(stored, config, path).named_parameters()]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from limpet import scoring
 from limpet.denoisers import Denoiser
 from limpet.denoisers.catalog import load
+from limpet.denoisers.duo import Precision
 from limpet.judges import Judge, load_judge
 from limpet.lab.study import Judging
 
@@ -21,7 +22,7 @@ class Shelf:
     def __init__(
         self,
         device: str | None = None,
-        precision: Literal["float32", "bfloat16"] = "float32",
+        precision: Precision = "float32",
         which: Mapping[str, str] = {},
     ) -> None:
         self.device, self.precision = device, precision

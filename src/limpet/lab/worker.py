@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from limpet import scoring
 from limpet.denoisers import Denoiser
+from limpet.denoisers.duo import Precision
 from limpet.engine.path import open_path
 from limpet.engine.streams import Stream
 from limpet.errors import LimpetError
@@ -39,7 +40,7 @@ class Job:
     store: str
     judges: tuple[Judging, ...]
     metrics: tuple[str, ...]
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     real: str | None = None  # a text that samples are held against
     threads: int | None = None  # of torch on the CPU; None leaves it alone
     which: Mapping[str, str] = field(default_factory=dict)  # of the models' weights, where it was told

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from limpet.comparison import SHARDS
+from limpet.denoisers.duo import Precision
 from limpet.files import Toml
 from limpet.lab.claims import Printed, difference
 from limpet.lab.page import PAPER, Entry, Panel, Table, number, series
@@ -36,7 +37,7 @@ class Preset(Generic[S]):
 
     name: str
     settings: S
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     shards: tuple[int, ...] = SHARDS
     models: tuple[str, ...] = ()
     judges: ClassVar[tuple[Judging, ...]] = ()  # nothing is scored

@@ -1,0 +1,386 @@
+"""Where a call's time goes on a GPU, kernel by kernel, and what float8 products change: times, laws, texts.
+
+    python benchmarks/body.py --out benchmarks/results/body.json
+    TRITON_INTERPRET=1 python benchmarks/body.py --tiny --out /tmp/body.json
+
+It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
+as it is there, a part that fails does not take the others with it, and what --out has already is not measured again.
+--tiny runs all of it on a CPU, at sizes whose times mean nothing."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from joined import TILES, JoinedBody, gelu, rotated
+
+import limpet
+from limpet import speed, stats
+from limpet.denoisers import float8, fused
+from limpet.denoisers.duo import Duo, Network, Shape, in_float8
+from limpet.denoisers.fused import FusedBody
+from limpet.samplers import CRS, Mend, Native
+from trained_like import trained_like
+
+ON_GPU = torch.cuda.is_available()
+PLACE = torch.device("cuda" if ON_GPU else "cpu")
+BACKENDS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}  # fmt: skip
+NORMS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8))  # positions together, warps
+WARPS = (1, 2, 4, 8)
+
+
+def settle() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
+    """Median, launches included."""
+    if not ON_GPU:
+        function()
+        begun = time.perf_counter()
+        function()
+        return 1000 * (time.perf_counter() - begun)
+    times = []
+    for _ in range(repeats + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def rate(function: Callable[[], object], flop: float = 0, traffic: float = 0) -> dict[str, Any]:
+    """Milliseconds, and what that makes of the operations or the bytes; or why it does not run."""
+    try:
+        ms = milliseconds(function)
+    except Exception as error:  # of a library, a compiler or a driver
+        return {"refused": f"{type(error).__name__}: {error}"[:200]}
+    return (
+        {"ms": ms} | ({"TFLOP/s": flop / ms / 1e9} if flop else {}) | ({"GB/s": traffic / ms / 1e6} if traffic else {})
+    )
+
+
+def profile(function: Callable[[], object]) -> list[dict[str, Any]]:
+    """One call by kernel, the longest first."""
+    for _ in range(2):
+        function()
+    settle()
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if ON_GPU else activity.CPU]) as watched:
+        function()
+        settle()
+    taken = {
+        event.key: (event.count, event.self_device_time_total if ON_GPU else event.self_cpu_time_total)
+        for event in watched.key_averages()
+    }
+    total = sum(micro for _, micro in taken.values())
+    longest = sorted(taken.items(), key=lambda item: -item[1][1])
+    return [
+        {"kernel": name[:160], "calls": count, "ms": micro / 1000, "share": micro / total}
+        for name, (count, micro) in longest
+        if micro > total / 1000
+    ]
+
+
+def attention(shape: Shape, batch: int) -> dict[str, Any]:
+    """Each backend on queries, keys and values side by side, as the body passes them; on separate ones; on such copies,
+    the copying included. And whether the result can be read as rows without a copy."""
+    heads, length, width = shape.heads, shape.length, shape.width
+    packed = torch.randn(batch, length, 3 * width, device=PLACE).bfloat16()
+    flop = 4 * batch * length * length * width
+
+    def side_by_side() -> tuple[Tensor, ...]:
+        return packed.unflatten(-1, (3, heads, -1)).transpose(1, 3).unbind(2)
+
+    apart = tuple(part.contiguous() for part in side_by_side())
+    found: dict[str, Any] = {}
+    for name, backend in BACKENDS.items():
+
+        def attend(parts: tuple[Tensor, ...], backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*parts)
+
+        found[name] = {
+            "side by side": rate(lambda attend=attend: attend(side_by_side()), flop),
+            "separate": rate(lambda attend=attend: attend(apart), flop),
+            "copied": rate(lambda attend=attend: attend(tuple(part.contiguous() for part in side_by_side())), flop),
+        }
+        if "refused" not in found[name]["side by side"]:
+            mixed = attend(side_by_side()).transpose(1, 2)
+            found[name]["rows without a copy"] = mixed.flatten(2).data_ptr() == mixed.data_ptr()
+    q, kv = packed[..., :width], packed[..., width:]
+    found["as the body calls it"] = rate(lambda: fused._attended(q, kv, heads), flop)
+    index = torch.randperm(batch * length, device=PLACE)[: batch * length // 6].sort().values.int()
+    few = q.flatten(0, 1).index_select(0, index)
+    found["from a sixth of the positions"] = rate(lambda: fused._attended(few, kv, heads, index), flop / 6)
+    return found
+
+
+def products(shape: Shape, batch: int) -> dict[str, Any]:
+    """Each matrix product of a block, and heads of as many rows as native and CRS paths need."""
+    rows, width, hidden = batch * shape.length, shape.width, shape.hidden
+    head = -(-shape.vocab_size // 64) * 64
+    sizes = {
+        "queries, keys, values": (rows, width, 3 * width), "attention's output": (rows, width, width),
+        "MLP up": (rows, width, hidden), "MLP down": (rows, hidden, width),
+        "head, 8% of the rows": (int(0.08 * rows), width, head),
+        "head, 41% of the rows": (int(0.41 * rows), width, head),
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, (count, inner, outputs) in sizes.items():
+        x, weight = (torch.randn(size, inner, device=PLACE).bfloat16() for size in (count, outputs))
+        bias, flop = torch.zeros(outputs, device=PLACE).bfloat16(), 2 * count * inner * outputs
+        low, matrix = float8.quantise(x), float8.quantise(weight)
+        kept = float8.multiply(low, matrix, bias)
+
+        def scaled(fast: bool, low: float8.Scaled = low, matrix: float8.Scaled = matrix, bias: Tensor = bias) -> Tensor:
+            return torch._scaled_mm(
+                low.values, matrix.values.t(), scale_a=low.scales, scale_b=matrix.scales.t(), bias=bias,
+                out_dtype=torch.bfloat16, use_fast_accum=fast,
+            )  # fmt: skip
+
+        exact = F.linear(x[:256].float(), weight.float())
+        found[name] = {
+            "bfloat16": rate(lambda x=x, weight=weight: F.linear(x, weight), flop),
+            "bfloat16, bias": rate(lambda x=x, weight=weight, bias=bias: F.linear(x, weight, bias), flop),
+            "float8": rate(lambda: scaled(True), flop),
+            "float8, sums in float32": rate(lambda: scaled(False), flop),
+            "float8 error": float((kept[:256].float() - exact).norm() / exact.norm()),
+        }
+        if name == "MLP up":
+            activated = rate(
+                lambda x=x, weight=weight, bias=bias: torch._addmm_activation(bias, x, weight.t(), use_gelu=True), flop
+            )
+            found[name]["bfloat16, bias and GELU"] = activated
+    found["float8 in hardware"] = float8.in_hardware(PLACE)
+    return found
+
+
+def between(model: Duo, batch: int) -> dict[str, Any]:
+    """What stands between the products, by bytes that must travel: sums with norms, rotations, GELUs to float8."""
+    shape = model.network.shape
+    rows, width, hidden = batch * shape.length, shape.width, shape.hidden
+    body, block = FusedBody(model.network), model.network.blocks[0]
+    x = torch.randn(batch, shape.length, width, device=PLACE)
+    first, second = (torch.randn_like(x).bfloat16() for _ in range(2))
+    shift, scale, gate = (torch.randn(batch, 8, width, device=PLACE).bfloat16()[:, 3] for _ in range(3))
+    rooms = {"bfloat16": torch.empty_like(first), "float8": FusedBody(in_float8(model.network))._room(x)}
+    found: dict[str, Any] = {}
+    before = fused.ROWS, fused.NORM_WARPS, fused.ROTATE_WARPS, fused.GELU_WARPS
+    for (name, room), (together, warps) in itertools.product(rooms.items(), NORMS):
+        fused.ROWS, fused.NORM_WARPS = together, warps
+        size = 2 if name == "bfloat16" else 1
+        for updates, store in (([(gate, first), (gate, second)], True), ([(gate, first)], False)):
+            traffic = rows * width * (4 + 2 * len(updates) + 4 * store + size)
+            found[f"norm to {name}, {len(updates)} updates, {together} together, {warps} warps"] = rate(
+                lambda room=room, updates=updates, store=store: fused._normed(
+                    x, updates, block.norm1, shift, scale, room, store=store
+                ),
+                traffic=traffic,
+            )
+    packed = torch.randn(batch, shape.length, 3 * width, device=PLACE).bfloat16()
+    large = torch.randn(rows, hidden, device=PLACE).bfloat16()
+    for warps in WARPS:
+        fused.ROTATE_WARPS = fused.GELU_WARPS = warps
+        found[f"rotation, {warps} warps"] = rate(
+            lambda: body._rotate(packed[..., : 2 * width], shape.length), traffic=rows * 2 * width * 4
+        )
+        found[f"GELU to float8, {warps} warps"] = rate(lambda: fused._gelu(large), traffic=rows * hidden * 3)
+    fused.ROWS, fused.NORM_WARPS, fused.ROTATE_WARPS, fused.GELU_WARPS = before
+    found["copy"] = rate(large.clone, traffic=rows * hidden * 4)
+    return found
+
+
+def joined(network: Network, batch: int, tiny: bool) -> dict[str, Any]:
+    """Products that rotate or take GELUs before they store, in several tiles, beside a product and a kernel after it;
+    and how far the results are apart."""
+    shape, low = network.shape, in_float8(network)
+    tiles = dict.fromkeys(TILES, ((16, 64, 32, 4, 2),)) if tiny else TILES
+    x = torch.randn(batch, shape.length, shape.width, device=PLACE).bfloat16()
+    found: dict[str, Any] = {}
+    for name, each, size, normed in (("bfloat16", network, 2, x), ("float8", low, 1, float8.quantise(x))):
+        body, block, rows = FusedBody(each), each.blocks[0], fused._rows(normed, None)
+        exact = body._qkv(block, normed).flatten(0, 1)
+        flop = 2 * exact.numel() * shape.width
+        found[f"{name} product, rotation"] = rate(lambda body=body, block=block, x=normed: body._qkv(block, x), flop)
+        for tile in tiles[size]:
+            given = rows, block.attn_qkv.weight, *body._angles(shape.length), tile
+            one = rate(lambda given=given: rotated(*given), flop)
+            apart = {} if "refused" in one else {"apart": float((rotated(*given) - exact).norm() / exact.norm())}
+            found[f"{name} rotated product {tile}"] = one | apart
+    rows, first = fused._rows(float8.quantise(x), None), low.blocks[0].mlp[0]
+    both = lambda: fused._gelu(first(rows))  # noqa: E731
+    exact, flop = both(), 2 * len(rows.values) * shape.width * shape.hidden
+    found["float8 product, GELU"] = rate(both, flop)
+    for tile in tiles[1]:
+        one = rate(lambda tile=tile: gelu(rows, first, tile), flop)
+        if "refused" not in one:
+            wide, narrow = (part.values.float() * part.scales for part in (gelu(rows, first, tile), exact))
+            one["apart"] = float((wide - narrow).norm() / narrow.norm())
+        found[f"float8 GELU of a product {tile}"] = one
+    return found
+
+
+def fastest(found: dict[str, Any], what: str) -> int:
+    """Which tile was, of those that were tried."""
+    tried = [one.get("ms", math.inf) for name, one in found.items() if name.startswith(what)]
+    return tried.index(min(tried)) if tried else 0
+
+
+def with_joined(model: Duo, found: dict[str, Any]) -> Duo:
+    """The same model with those products in its body."""
+    other = copy.copy(model)
+    network = in_float8(model.network) if model.precision == "float8" else model.network
+    body = JoinedBody(network)
+    body.tiles = fastest(found, f"{model.precision} rotated"), fastest(found, "float8 GELU of")
+    other._parts = {model.device: (body, model._on(model.device)[1])}
+    return other
+
+
+def laws(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
+    """Mean total variation between the laws of bfloat16 and of another precision, and how much of an argmax's
+    probability the other's argmax misses."""
+    found, base = {}, pairs["bfloat16"]
+    for (name, model), (t, tokens) in itertools.product(pairs.items(), seen):
+        if model is base:
+            continue
+        one, other = (each.logits(tokens, t).float().softmax(-1) for each in (base, model))
+        found[f"{name} law variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
+        chosen = one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
+        found[f"{name} argmax misses t {t}"] = float((one.amax(-1) - chosen).mean())
+        found[f"{name} argmax differs t {t}"] = float((one.argmax(-1) != other.argmax(-1)).float().mean())
+    return found
+
+
+def mini_laws(name: str, n: int, nfe: int) -> dict[str, float]:
+    """On its own texts under noise."""
+    pairs = {each: limpet.load(name, device=PLACE, precision=each) for each in ("bfloat16", "float8", "float32")}
+    base = pairs["bfloat16"]
+    clean = limpet.sample(base, Mend(nfe=nfe), n=n, seed=1).tokens.to(PLACE)
+    generator, seen = torch.Generator(PLACE).manual_seed(3), []
+    for t in (0.9, 0.7, 0.5, 0.3, 0.1, 0.02):
+        noise = torch.randint(base.vocab_size, clean.shape, generator=generator, device=PLACE)
+        keep = torch.rand(clean.shape, generator=generator, device=PLACE) < float(base.schedule.signal(t))
+        seen.append((t, torch.where(keep, clean, noise)))
+    return laws(pairs, seen)
+
+
+def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
+    """NLL and entropy of four shards of texts in both precisions from the same seeds, and the difference by shards."""
+    judge, found = limpet.load_judge(device=PLACE), {}
+    arms = {"native": Native(nfe=nfe), "CRS": CRS(nfe=nfe), "Mend": Mend(nfe=nfe)}
+    low, lower = (
+        limpet.compare(limpet.load(name, device=PLACE, precision=each), arms, n=n, judge=judge).arms
+        for each in ("bfloat16", "float8")
+    )
+    for one, other in zip(low, lower, strict=True):
+        pairs = {"nll": (one.nll, other.nll), "entropy": (one.values["entropy"], other.values["entropy"])}
+        found[one.name] = {
+            what: {
+                "bfloat16": stats.mean_se(mine).to_dict(), "float8": stats.mean_se(theirs).to_dict(),
+                "difference": stats.paired(theirs, mine).to_dict(),
+            }
+            for what, (mine, theirs) in pairs.items()
+        }  # fmt: skip
+    return found
+
+
+def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, Any]:
+    """Generations in both precisions in turns with bare forwards in bfloat16, compiled."""
+    low = models["bfloat16"]
+    bare = torch.compile(low.network, dynamic=False) if ON_GPU else low.network
+    contenders = {"bare": speed.forwards(low, bare, batch)}
+    samplers = {"native": Native(), "CRS": CRS(), "Mend": Mend()}
+    for (precision, model), (name, sampler) in itertools.product(models.items(), samplers.items()):
+        if model.precision == precision or name != "Mend":  # of the candidates two are enough
+            contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
+    costs = speed.measure(contenders, nfe, batch * low.length, runs, PLACE)
+    return {
+        name: cost and asdict(cost) | {"ms a call": 1000 * cost.seconds / nfe}
+        for name, cost in costs.items()
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/body.json"))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, whose times mean nothing")
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found |= {"device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__}
+
+    def section(name: str, function: Callable[..., Any], *given: Any) -> None:
+        if name in found or (options.only and not any(name.startswith(each) for each in options.only)):
+            return
+        try:
+            with torch.inference_mode():
+                found[name] = function(*given)
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+            print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(found[name])}", flush=True)
+        except Exception:
+            traceback.print_exc()
+            print(f"FAILED: {name}", flush=True)
+        if ON_GPU:
+            torch.cuda.empty_cache()
+
+    tiny = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=4, cond=16, hidden=128)
+    shape, batch = (tiny, 2) if options.tiny else (Shape(), options.batch)
+    n, texts_n, nfe = (2, 2, 2) if options.tiny else (16, 256, 64)
+    network = trained_like(shape).to(PLACE)
+    models = {name: Duo(network, precision=name) for name in ("bfloat16", "float8")}
+    tokens = torch.randint(shape.vocab_size, (batch, shape.length), device=PLACE)
+    index = torch.randperm(tokens.numel(), device=PLACE)[: tokens.numel() // 6].sort().values.int()
+    for name, model in models.items():
+        section(f"profile {name}", profile, lambda model=model: model.body(tokens, 0.4))
+        section(f"body {name}", rate, lambda model=model: model.body(tokens, 0.4))
+        section(f"body {name}, a sixth", rate, lambda model=model: model.body_at(tokens, 0.4, lambda: index))
+    section("attention", attention, shape, batch)
+    section("products", products, shape, batch)
+    section("joined", joined, models["bfloat16"].network, batch, options.tiny)
+    section("between", between, models["bfloat16"], batch)
+    section("laws released shape", laws, models, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
+    for name in ("mini", "mini-distilled"):
+        section(f"laws {name}", mini_laws, name, n, nfe)
+    every = dict(models)
+    if ON_GPU and "joined" in found:
+        every |= {f"{name} joined": with_joined(model, found["joined"]) for name, model in models.items()}
+        section("laws joined", laws, every, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
+        for name in ("bfloat16", "float8"):
+            section(f"body {name} joined", rate, lambda name=name: every[f"{name} joined"].body(tokens, 0.4))
+    section(f"times batch {batch} nfe {nfe}", times, every, batch, nfe, options.runs)
+    for name in ("mini", "mini-distilled"):
+        section(f"texts {name}", texts, name, texts_n, nfe)
+
+
+if __name__ == "__main__":
+    main()
