@@ -26,6 +26,7 @@ def shell(page: Path) -> Iterator[str]:
     """The commands of a page's fenced blocks, without their remarks. What stands in a block without a kind, or after
     none of the dollars of a console, may be what a command prints."""
     for kind, block in FENCED.findall(page.read_text(encoding="utf-8")):
+        yield from re.findall(r"^ *entrypoint: (.*)", block, re.M) if kind == "yaml" else ()
         if kind in ("", "sh", "bash", "console"):
             for line in joined(block).splitlines():
                 told = line.removeprefix("$ ")
