@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import socket
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,26 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def unserved(monkeypatch) -> list[Any]:
+    """The applications that `limpet serve` would have served, each at any port that is free: it ends at once."""
+    import uvicorn
+
+    from limpet.view import server
+
+    apps: list[Any] = []
+
+    def run(self: uvicorn.Server, sockets: list[socket]) -> None:
+        apps.append(self.config.app)
+        for one in sockets:
+            one.close()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    listen = server.listen
+    monkeypatch.setattr(server, "listen", lambda host, port: listen(host, 0))
+    return apps
 
 
 @pytest.fixture

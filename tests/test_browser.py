@@ -445,6 +445,18 @@ def test_a_position_tells_its_history_and_candidates(tab, file, paths):
     assert about.is_hidden()
 
 
+def test_every_chart_has_its_axes(tab, file, paths):
+    """From nothing to the most that there is, and from the first call to the last."""
+    tab.goto(file)
+    axes = tab.locator("#timeline .axes")
+    ends = axes.evaluate_all(
+        "(all) => all.map((one) => [...one.querySelectorAll('span')].map((end) => end.textContent))"
+    )
+    most = max(frame.mean_deficit for path in paths for frame in path.frames)
+    assert ends == [[top, "0", "call 1", "12"] for top in (f"{paths[0].header.length}", f"{most:.3f}")]
+    assert all(end.is_visible() for end in axes.locator("span").all())
+
+
 def test_colours_and_best_guess(tab, file, paths):
     tab.goto(file)
     from_the_start(tab)

@@ -70,23 +70,13 @@ def arm(name: Name) -> str:
 
 
 @pytest.fixture
-def playground(monkeypatch):
+def playground(unserved):
     """What `limpet serve` would have served."""
-    import uvicorn
     from starlette.testclient import TestClient
-
-    from limpet.view import server
-
-    apps = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append((self.config.app, sockets)))
-    listen = server.listen
-    monkeypatch.setattr(server, "listen", lambda host, port: listen(host, 0))
 
     def serve(*arguments: str) -> TestClient:
         run("serve", *arguments)
-        app, (socket,) = apps[-1]
-        socket.close()
-        return TestClient(app, base_url="http://localhost")
+        return TestClient(unserved[-1], base_url="http://localhost")
 
     return serve
 

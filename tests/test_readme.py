@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from examples import helped
 from limpet.cli import COMMANDS, main
 from limpet.commands import Where, arms
 from limpet.commands import compare as compare_command
@@ -36,7 +37,7 @@ def test_its_examples_and_those_of_help_are_arms(command, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("from limpet import Native\n\n\nclass Mine(Native):\n    pass\n")
     name = command.__name__.rpartition(".")[2]
-    shown = [*re.findall(rf"^limpet {name}.*$", README, re.MULTILINE), *_examples(command)]
+    shown = [*re.findall(rf"^limpet {name}.*$", README, re.MULTILINE), *helped(name)]
     assert any("--arm" in line for line in shown)
     taken = {*inspect.signature(command.run).parameters, *(field.name for field in fields(Where))} - {"where"}
     flags = {f"--{flag.replace('_', '-')}" for flag in taken}
@@ -45,10 +46,6 @@ def test_its_examples_and_those_of_help_are_arms(command, tmp_path, monkeypatch)
         assert {word for word in words if word.startswith("--")} <= flags
         given = [value for flag, value in pairwise(words) if flag == "--arm"]
         assert len(arms(given, 16)) == len(given)
-
-
-def _examples(command):
-    return [line.strip()[2:] for line in inspect.getdoc(command.run).splitlines() if line.strip().startswith("$ ")]
 
 
 def test_its_links_lead_somewhere():

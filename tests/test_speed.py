@@ -122,6 +122,18 @@ def test_the_gpu_table_is_the_committed_run() -> None:
     assert "\n".join(others) in SAID
 
 
+def test_a_bar_that_is_out_of_memory_or_not_there_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, found = runpy.run_path(str(ROOT / "benchmarks/plot.py")), measured("h200.json")
+    plot["draw"](found, tmp_path / "drawn.svg")
+    rows = [
+        found.get(f"batch {batch} nfe {nfe} {name}") for batch in (64, 16) for nfe in (64, 8) for name in plot["ROWS"]
+    ]
+    drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert drawn.count("out of memory") == sum(row is not None and "seconds" not in row for row in rows) > 0
+    assert drawn.count("not measured") == rows.count(None) > 0
+
+
 def test_the_gpu_run_keeps_what_was_promised() -> None:
     """At batch 64 the shares of bare forwards and the memory; at batch 16 how often the released step's time fits; no
     token other than the plain step's; laws at the usual 1% for 17 tests, Bonferroni's way."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import inspect
 import json
 import os
 import pty
@@ -12,12 +11,12 @@ import struct
 import subprocess
 import sys
 import termios
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import limpet
+from examples import helped, written
 from limpet import cli, commands
 from limpet.denoisers.duo import Duo, Network, Shape
 
@@ -78,9 +77,22 @@ def test_help_is_one_screen_and_names_every_command(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_has_examples_of_itself(name):
-    words = inspect.getdoc(import_module(f"limpet.commands.{name}").run)
-    assert re.search(rf"^\$ limpet {name}\b", words, re.M)
+def test_every_command_has_examples_of_itself_that_fit(name, capsys, monkeypatch):
+    """Each is shown as it is written: what does not fit, a terminal would break in the middle of a word."""
+    assert any(line.startswith(f"limpet {name}") for line in helped(name))
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    seen = capsys.readouterr().out
+    for example in written(name):
+        fits(example)
+        assert f"\n{example}\n" in seen
+
+
+def test_the_examples_of_help_are_the_same_in_a_terminal():
+    seen = in_terminal("sample", "--help")
+    assert any("\\\n" in example for example in written("sample"))
+    assert all(f"\n{example}\n" in seen for example in written("sample"))
 
 
 def test_what_is_no_command_is_told_with_the_one_that_was_meant(capsys):

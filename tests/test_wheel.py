@@ -1,5 +1,6 @@
 """The wheel alone, in an environment with what limpet requires and nothing else: it samples and compares, and what an
-extra would bring is named in one sentence. And the site and the release are built whole."""
+extra would bring is named in one sentence; here, and as it was kept under every Python that is promised. And the site
+and the release are built whole."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -15,7 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 
 HERE = Path(__file__).parents[1]
-pytestmark = pytest.mark.long
+OURS = {"docs", "release", "dev"}  # extras of whoever works on limpet
+
+sys.path.insert(0, str(HERE / "tools"))
+try:
+    import release
+    import wheels
+finally:
+    sys.path.remove(str(HERE / "tools"))
 
 
 def needed(name: str, extras: frozenset[str] = frozenset(), known: set[str] | None = None) -> set[str]:
@@ -33,11 +42,7 @@ def needed(name: str, extras: frozenset[str] = frozenset(), known: set[str] | No
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    call = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(call, cwd=HERE, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return wheels.build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -57,77 +62,41 @@ def alone(wheel, tmp_path_factory) -> Path:
     return python.parent
 
 
-def run(alone: Path, *call: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    command = [str(alone / call[0]), *call[1:]]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=bare, timeout=300, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+@pytest.mark.long
+def test_every_command_does_as_it_should(alone, tmp_path):
+    assert [row for row in wheels.tried(alone, tmp_path) if not row["held"]] == []
 
 
-def test_it_imports_samples_and_compares(alone, wheel, tmp_path):
-    said = run(alone, "python", "-c", "import sys, limpet; print(limpet.__file__); print(*sys.modules)").stdout
-    assert str(alone.parent) in said.splitlines()[0]
-    assert not {"transformers", "matplotlib", "scipy", "fsspec", "ray", "pandas", "pydantic"} & set(said.split())
-    version = wheel.name.split("-")[1]
-    assert run(alone, "limpet", "--version").stdout == f"limpet {version}\n"
-    run(
-        alone,
-        "limpet",
-        "sample",
-        "--model",
-        "mini",
-        "--n",
-        "1",
-        "--nfe",
-        "2",
-        "--length",
-        "16",
-        "--out",
-        "a.jsonl",
-        cwd=tmp_path,
-    )
-    (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert len(row["tokens"]) == 16
-    words = ("--model", "exact:words", "--n", "2", "--nfe", "2", "--shards", "1", "--json")
-    assert len(json.loads(run(alone, "limpet", "compare", *words).stdout)["arms"]) == 5
-    mini = ("--model", "mini", "--n", "1", "--nfe", "2", "--length", "16", "--shards", "1", "--arm", "crs", "--json")
-    assert json.loads(run(alone, "limpet", "compare", *mini).stdout)["judge"]["name"] == "mini-judge"
+@pytest.mark.long
+def test_a_command_that_does_not_is_told(alone, tmp_path, monkeypatch):
+    wrong = {
+        "limpet --version": (1, []),
+        "limpet samplers": (0, ["no such words"]),
+        "python -c \"print('Traceback')\"": (0, []),
+        "limpet --help": (0, ["^usage: limpet COMMAND"]),
+    }
+    monkeypatch.setattr(wheels, "COMMANDS", wrong)
+    assert [row["held"] for row in wheels.tried(alone, tmp_path)] == [False, False, False, True]
 
 
-MISSING = {
-    "judges": ("transformers", ["score", "a.txt", "--judge", "someone/some-judge"]),
-    "figures": ("matplotlib", ["theory", "separated-modes", "--figures", "figures"]),
-    "ray": ("ray", ["study", "run", "factorial", "--preset", "smoke", "--on", "ray"]),
-    "serve": ("pydantic", ["serve"]),
-}
+def test_every_python_that_is_promised_was_tried():
+    kept = json.loads(wheels.KEPT.read_text())
+    assert [one["python"].rpartition(".")[0] for one in kept["environments"]] == wheels.versions()
+    promised = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    assert promised["requires-python"] == f">={wheels.versions()[0]}"
+    for one in kept["environments"]:
+        assert [(row["command"], row["code"]) for row in one["commands"]] == [
+            (line, code) for line, (code, _) in wheels.COMMANDS.items()
+        ]
+        assert all(row["held"] for row in one["commands"])
 
 
-@pytest.mark.parametrize("extra", MISSING)
-def test_what_is_missing_is_one_sentence(alone, tmp_path, extra):
-    module, call = MISSING[extra]
-    (tmp_path / "a.txt").write_text("a text\n")
-    done = run(alone, "limpet", *call, cwd=tmp_path, code=2)
-    assert done.stderr.splitlines()[-1] == f"limpet: this needs {module}: pip install 'limpet[{extra}]'"
-    assert "Traceback" not in done.stderr
+def test_every_extra_is_missed_by_something():
+    promised = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(wheels.MISSING) == set(promised) - OURS
 
 
-def test_a_verdict_names_the_extra(alone):
-    """Reports of toys have none, and are written without it."""
-    code = "from limpet.lab import claims; claims.bounds(0.0, 1.0, 4)"
-    assert run(alone, "python", "-c", code, code=1).stderr.endswith("this needs scipy: pip install 'limpet[lab]'\n")
-
-
-def test_a_data_frame_and_doctor_name_the_extra(alone):
-    code = "import limpet; limpet.sample(limpet.load('exact:words'), limpet.Native(nfe=2), n=1).to_pandas()"
-    assert run(alone, "python", "-c", code, code=1).stderr.endswith(
-        "this needs pandas: pip install 'limpet[notebook]'\n"
-    )
-    shown = run(alone, "limpet", "doctor").stdout
-    for extra in (*MISSING, "notebook"):
-        assert f"pip install 'limpet[{extra}]'" in " ".join(shown.split())
-
-
+@pytest.mark.long
 def test_the_site_has_no_warning(tmp_path):
     call = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -139,13 +108,9 @@ def test_the_site_has_no_warning(tmp_path):
         assert f'id="{name}"' in reference
 
 
-def test_a_release_is_checked(wheel, tmp_path):
+@pytest.mark.long
+def test_a_release_is_checked(tmp_path):
     """tools/release.py finds what is missing from it, and too much of it."""
-    sys.path.insert(0, str(HERE / "tools"))
-    try:
-        import release
-    finally:
-        sys.path.remove(str(HERE / "tools"))
     call = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     subprocess.run(call, cwd=HERE, check=True, capture_output=True)
     assert release.wrong(tmp_path) == []

@@ -52,7 +52,7 @@ def run(
     $ limpet audit temperature --preset smoke
     $ limpet audit hidden --model mini-distilled
     $ limpet audit all --out limpet-reports
-    $ limpet audit values --preset paper --model s-sahoo/duo-distilled --judge gpt2-large --json
+    $ limpet audit values --preset paper --model runs/duo --judge gpt2-large --json
 
     Args:
         name: which audit, or all; docs/audits.md says what each shows and what it does not

@@ -35,7 +35,7 @@ def run(
 
     $ limpet compare
     $ limpet compare --model exact:chain --nfe 32
-    $ limpet compare --arm native --arm "crs budget=.25" --arm "wide: crs spacing=8" --arm ./mine.py:Mine
+    $ limpet compare --arm native --arm "wide: crs spacing=8" --arm ./mine.py:Mine
     $ limpet compare --arm "crs nfe=8" --arm "crs nfe=64" --json > comparison.json
 
     Args:

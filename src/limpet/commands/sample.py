@@ -51,13 +51,14 @@ def run(
     beside it, and one with a larger --n.
 
     $ limpet sample --n 2 --nfe 32
-    $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --length 1024 --device cuda
-    $ limpet sample --model google/diffusiongemma-26B-A4B-it --prompt "Why is the sky blue?" --precision bfloat16
-    $ limpet sample --arm "crs nfe=32 budget=.25" --fix "12= sea" --fix "20= the sand"
+    $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --device cuda
+    $ limpet sample --model google/diffusiongemma-26B-A4B-it \\
+        --prompt "Why is the sky blue?" --precision bfloat16
+    $ limpet sample --arm "crs budget=.25" --fix "12= sea" --fix "20= the sand"
     $ limpet sample --arm "native top_p=.9" --json > samples.jsonl
     $ limpet sample --n 1 --record crs.limpet
     $ limpet sample --n 1000000 --out samples --on processes --workers 8
-    $ limpet sample --n 16 --prompts prompts.jsonl --out s3://bucket/samples --on ray --address auto
+    $ limpet sample --n 16 --prompts prompts.jsonl --out s3://bucket/made --on ray
     $ limpet sample --verify samples
 
     Args:

@@ -52,7 +52,8 @@ def run(
     $ limpet study status nfe-scaling
     $ limpet study report nfe-scaling
     $ limpet study run my-study.toml --on processes --workers 2
-    $ limpet study run all --preset paper --on ray --address auto --store s3://bucket/store
+    $ limpet study run all --preset paper --on ray --address auto \\
+        --store s3://bucket/store
     $ limpet study run all --preset paper --shard 3/8
 
     Args:

@@ -54,8 +54,8 @@ def run(
 
     $ limpet tune mini --nfe 16
     $ limpet tune mini --nfe 16 --entropy 4.4 --out sharp.toml
-    $ limpet tune ./my.py:factory --judge gpt2-large --n 32 --shards 8 --on processes
-    $ limpet tune mini --space "mend late_top_p=.9,.8 warmup=.2,.33" --space "crs endpoint=copied budget=.25,.5,1"
+    $ limpet tune ./my.py:factory --judge gpt2-large --n 32 --on processes
+    $ limpet tune mini --space "mend late_top_p=.9,.8" --space "crs budget=.25,.5"
     $ limpet compare --model mini --arm native --arm tuned.toml
 
     Args:
