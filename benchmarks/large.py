@@ -2,12 +2,12 @@
 
     python benchmarks/large.py --out benchmarks/results/large.json
 
-A Duo of 1.7B parameters in its blocks and a Sumi of 8B, both in bfloat16: eight calls of native sampling, CRS and Mend
-beside as many compiled forwards of the same network, head and all. What a path costs does not depend on what the
-weights are, but for the share of head rows, which stands beside; so all blocks have the same. The Duo's forward is
-compiled whole, the Sumi's a layer at a time, as limpet runs it. Every model is written to --out as soon as it is
-measured, and a model and batch that are there are not measured again. `--tiny` is the same on a CPU, to see that it
-runs."""
+A Duo of 1.7B parameters in its blocks and a Sumi of the size called 7B, both in bfloat16: eight calls of native
+sampling, CRS and Mend beside as many compiled forwards of the same network, head and all. What a path costs does not
+depend on what the weights are, but for the share of head rows, which stands beside; so all blocks have the same. The
+Duo's forward is compiled whole, the Sumi's a layer at a time, as limpet runs it. Every model is written to --out as
+soon as it is measured, and a model and batch that are there are not measured again. `--tiny` is the same on a CPU, to
+see that it runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Model(NamedTuple):
     batch: int
 
 
-MODELS = {"Duo 1.7B": Model(a_duo, 16), "Sumi 8B": Model(a_sumi, 4)}
+MODELS = {"Duo 1.7B": Model(a_duo, 16), "Sumi 7B": Model(a_sumi, 4)}
 
 
 def repeated(network: nn.Module, prefix: str, blocks: int) -> State:

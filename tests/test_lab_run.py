@@ -58,9 +58,10 @@ def test_samples_from_an_index_on_are_those_of_a_longer_run(tmp_path):
         name: Cell(name, "exact:words", BASE, n, first=first) for name, n, first in (("all", 4, 0), ("late", 2, 2))
     }
     early = Cell("early", "exact:words", BASE, 2)
-    work(tmp_path, Study("indices", "indices", (*cells.values(), early), (1,), nothing))
+    made = Study("indices", "indices", (*cells.values(), early), (1,), nothing)
+    work(tmp_path, made)
     store = Store(tmp_path)
-    keys = {cell["name"]: cell["keys"][0] for cell in store.read_plan("indices")["cells"]}
+    keys = {cell["name"]: cell["keys"][0] for cell in store.read_plan(units.filed(made))["cells"]}
     tokens = {name: store.read(key).tensors["tokens"] for name, key in keys.items()}
     assert torch.equal(tokens["late"], tokens["all"][2:])
     assert torch.equal(tokens["early"], tokens["all"][:2])
