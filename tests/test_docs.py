@@ -76,6 +76,7 @@ NOT_RUN = {
     "limpet reproduce --prompts openwebtext-prompts.txt --on processes": HOURS,
     "limpet reproduce --preset mini-gpu --precision bfloat16": HOURS,
     "python benchmarks/gpu.py --out benchmarks/results/h200.json --batches 64 16 1 256": "asks for a GPU",
+    "python benchmarks/gpu.py --out benchmarks/results/h200.json --samplers --batches 64": "asks for a GPU",
     """curl -H 'Content-Type: application/json' -d '{"arm": {"sampler": "crs", "nfe": 16}, "n": 2}' """
     "http://127.0.0.1:8787/api/sample": "asks a playground that runs; tests/test_server.py does",
 }

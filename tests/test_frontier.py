@@ -97,6 +97,12 @@ def test_what_is_said_of_the_others_holds(field):
         assert field(f"{at}/entropy-bound", "entropy").mean < 0.5
 
 
+def test_the_pages_count_the_arms():
+    arms = {arm for some in samplers.FAMILIES.values() for arm in some}
+    assert f"all {len(arms)} arms" in (ROOT / "README.md").read_text()
+    assert f"{len(arms)} arms of {len(samplers.FAMILIES)} families" in (ROOT / "docs/samplers.md").read_text()
+
+
 def test_crs_as_in_the_paper_wins_where_readme_says(field):
     """At few calls on mini, against the best top-p curve; Mend everywhere."""
     found = {at: below(at, samplers.less(field, at, "crs")).outcome for at in samplers.places(frontier.SIZE)}

@@ -1,11 +1,13 @@
 """Reports: verdicts come from intervals, tables and figures hold the numbers, equal results give equal bytes."""
 
+import itertools
 import json
 import math
 import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,6 +213,27 @@ FIGURE = Figure(
      Panel("two", "x", "y", (Series("s", (1, 2), (1, 2), joined=False, open=True),), ((1, "one"),), True, True, True),
      Panel("", "", "%", tuple(Series(s, (0, 1), (1, 2), (0.1, 0.2)) for s in "ab"), ((0, "a"), (1, "b")), bars=True)),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["samplers", "frontier", "nfe-scaling", "warmup", "storage"])
+def test_no_legend_stands_over_data(name, monkeypatch):
+    """Of the committed reports' figures: legends and panels share no point."""
+    canvas, made = pytest.importorskip("matplotlib.figure"), []
+
+    class Kept(canvas.Figure):
+        def savefig(self, *args, **named):
+            made.append(self)
+            super().savefig(*args, **named)
+
+    monkeypatch.setattr(canvas, "Figure", Kept)
+    one = study(name, preset("mini-gpu"))
+    results = report.read(one, Path(__file__).parents[1] / "docs/reports/mini" / units.name(one))
+    for figure in report.shown(results).figures:
+        figures.draw(figure)
+    legends = [*made[0].legends, *(axes.get_legend() for axes in made[0].axes if axes.get_legend())]
+    assert legends
+    for legend, axes in itertools.product(legends, made[0].axes):
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_a_figure_is_the_same_bytes_and_survives_grey():

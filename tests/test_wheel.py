@@ -7,9 +7,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 import venv
 from pathlib import Path
 
@@ -106,6 +109,29 @@ def test_the_site_has_no_warning(tmp_path):
     reference = (tmp_path / "site/api/index.html").read_text()
     for name in ("limpet.samples.sample", "limpet.samplers.crs.CRS", "limpet.errors.LimpetError"):
         assert f'id="{name}"' in reference
+
+
+@pytest.mark.long
+def test_the_site_is_served(tmp_path):
+    """As `make docs` does, on a port of this test's own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    recipe = (HERE / "Makefile").read_text().partition("\ndocs: ")[2].partition("\n\n")[0]
+    assert recipe.endswith("mkdocs serve")
+    call = [sys.executable, "-m", "mkdocs", "serve", "--no-livereload", "--dev-addr", address]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(call, cwd=HERE, stdout=log, stderr=log) as server:
+        try:
+            deadline, page = time.monotonic() + 120, ""
+            while not page and server.poll() is None and time.monotonic() < deadline:
+                try:
+                    with urllib.request.urlopen(f"http://{address}/samplers/", timeout=5) as answer:
+                        page = answer.read().decode()
+                except OSError:
+                    time.sleep(0.5)
+        finally:
+            server.terminate()
+    assert "What was measured" in page, (tmp_path / "log").read_text()
 
 
 @pytest.mark.long
