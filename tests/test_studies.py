@@ -458,7 +458,7 @@ def test_the_page_cites_what_other_readings_change():
         assert len(stored["contrasts"]) > 1
         for one in stored["contrasts"]:
             assert f"{one['mean']:+.3f} ± {one['se']:.3f}".replace("-", "\N{MINUS SIGN}") in page, one["name"]
-    for folder in ("selection-mini", "selection-other-text"):
+    for folder in ("selection-mini-gpu", "selection-other-text"):
         rows = report.stored(DOCS / f"reports/mini/{folder}")["rows"]["both"]
         for row in rows:
             if row["quantity"] == "self error" and row["at"]["t"] == 0.67:

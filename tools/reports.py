@@ -25,7 +25,7 @@ FOLDER = DOCS / "reports" / "mini"
 START, END = "<!-- claims: report.tally and report.overview of reports/mini -->\n", "<!-- end of claims -->"
 
 
-OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"))
+OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"))
 
 
 def written(made: Mapping[str, Any], several: Iterator[Study]) -> Iterator[report.Section]:
