@@ -428,7 +428,10 @@ READINGS = ("readings", "readings-prefix")
 COMMITTED = [
     *(DOCS / f"reports/mini/{name}-mini-gpu" for name in PAPERS),
     *(DOCS / "reports/mini" / name for name in ("readout", *READINGS)),
-    *(DOCS / "reports/mini" / name for name in ("samplers-mini-gpu", "samplers-exact", "forms-mini-gpu")),
+    *(
+        DOCS / "reports/mini" / name
+        for name in ("samplers-mini-gpu", "samplers-exact", "forms-mini-gpu", "pareto-mini-gpu")
+    ),
 ]
 
 
