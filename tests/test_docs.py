@@ -50,6 +50,7 @@ SMALLER = {  # and in a command, in this order; for every other name, `checkout`
     r"^(limpet bench.*) --batches [\d ]*\d": r"\1",
     r"^(limpet bench.*) --nfe [\d ]*\d": r"\1",
     r"^limpet bench(?!.*--arithmetic).*": r"\g<0> --batches 1 --nfe 2 --runs 1",
+    r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
     r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 4 --n 1",
     r"^(limpet (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
     r"^limpet (?:study (?!list)|audit )(?!.*(?:\.toml|--preset)).*": r"\g<0> --preset smoke",
