@@ -373,10 +373,10 @@ def page(found: dict[str, Any]) -> str:
             for name, costs in floors.items()
         )
         said += (
-            f" What it cannot was measured in turns with both: the same products and plain attention by torch's "
-            f"fastest kernels, at CRS's rows, with no norm, rotation, activation or sum between them, take {beside}. No "
-            f"path of as many rows goes below that in bfloat16, and what lies between is all that a faster body could "
-            f"save."
+            " What it cannot was measured in turns with both: the same products and plain attention by torch's fastest "
+            "kernels, at CRS's rows, with no norm, rotation, activation or sum between them. They take "
+            f"{beside}. No path of as many rows goes below that in bfloat16, and what lies between is all that a "
+            "faster body could save."
         )
     return "\n".join([*lines, "", textwrap.fill(said, 120, break_on_hyphens=False)])
 
