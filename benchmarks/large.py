@@ -252,9 +252,10 @@ def normal(*size: int) -> Tensor:
     return torch.randn(size, device=PLACE, dtype=torch.bfloat16)
 
 
-def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Callable[[int], Tensor]:
-    """Plain attention of that many queries of each sample by the fastest kernel that torch has for all of them."""
-    grouped = q.shape[1] != k.shape[1]
+def attention_of(few: int, q: Tensor, k: Tensor, v: Tensor) -> Callable[[int], Tensor]:
+    """Plain attention of so many queries of each sample, by the kernel of torch's that is fastest with all of them and
+    takes a few, too."""
+    grouped, every = q.shape[1] != k.shape[1], q.shape[2]
 
     def by(name: str) -> Callable[[int], Tensor]:
         def attend(queries: int) -> Tensor:
@@ -264,12 +265,12 @@ def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Callable[[int], Tensor]:
         return attend
 
     def calls(name: str) -> speed.Calls:
-        return lambda nfe: (float(len(by(name)(q.shape[2])) > 0) for _ in range(nfe))
+        return lambda nfe: (float(by(name)(every).shape[2]) / every for _ in range(nfe))
 
     taken = {}
     for name in ATTENTION:
         with suppress(RuntimeError):  # it is not there, or not for this shape
-            by(name)(q.shape[2])
+            by(name)(few), by(name)(every)
             taken[name] = calls(name)
     costs = speed.measure(taken, NFE, 1, RUNS, q.device)
     quickest = min(taken, key=lambda name: cost.seconds if (cost := costs[name]) else math.inf)
@@ -288,7 +289,7 @@ def floor(sizes: Products, batch: int, share: float) -> speed.Calls:
     }  # fmt: skip
     qkv, out, into, down, head = (normal(*size) for size in matrices.values())
     features, inner = normal(batch * length, width), normal(batch * length, sizes.hidden)
-    attend = attention_of(*(
+    attend = attention_of(queries, *(
         normal(batch, length, part // sizes.head_width, sizes.head_width).transpose(1, 2)
         for part in (width, sizes.narrow, sizes.narrow)
     ))  # fmt: skip
