@@ -50,7 +50,9 @@ SMALLER = {  # and in a command, in this order; for every other name, `checkout`
     r"^(limpet bench.*) --batches [\d ]*\d": r"\1",
     r"^(limpet bench.*) --nfe [\d ]*\d": r"\1",
     r"^limpet bench(?!.*--arithmetic).*": r"\g<0> --batches 1 --nfe 2 --runs 1",
-    r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 4 --n 1",
+    r"^python benchmarks/body.py .*": r"\g<0> --tiny",
+    r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
+    r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 8 --n 1",
     r"^(limpet (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
     r"^limpet (?:study (?!list)|audit )(?!.*(?:\.toml|--preset)).*": r"\g<0> --preset smoke",
 }
@@ -112,7 +114,7 @@ def test_what_is_not_run_stands_somewhere_and_is_little():
 def checkout(here):
     """A folder that looks like a clone's root to a command and is written to alone, with a small thing for every name
     of the examples."""
-    for name in ("recipes", "src"):
+    for name in ("recipes", "src", "tools"):
         (here / name).symlink_to(HERE / name)
     for name in ("docs", "benchmarks"):
         shutil.copytree(HERE / name, here / name)
