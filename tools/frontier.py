@@ -8,11 +8,11 @@ Of the studies `samplers` and `forms` (docs/reports/mini) and of `limpet tune mi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blocks import put
 from limpet import studies
 from limpet.denoisers.files import MINIS
 from limpet.lab import report, units
@@ -31,7 +31,6 @@ ARMS = {
     "CRS, labels copied": "crs budget=1 spacing=2 endpoint=copied",
     "Mend": "mend",
 }  # of the study `samplers`, first arms of their families
-START, END = "<!-- {} -->\n", "<!-- end -->"
 
 
 def committed(name: str) -> Beside:
@@ -83,15 +82,6 @@ def words(field: Beside) -> str:
         f"Mend's Rep-4 differs by {spread(field, 'rep-4')} from top-p's at equal entropy, its Self-BLEU by "
         f"{spread(field, 'self-bleu')}; continuing prefixes, its NLL by {spread(field, 'nll', 'prefix ')}.\n"
     )
-
-
-def put(page: Path, name: str, text: str) -> None:
-    """Between the marks of that name."""
-    before = page.read_text(encoding="utf-8")
-    marks = re.compile(f"{re.escape(START.format(name))}.*?{re.escape(END)}", re.DOTALL)
-    if len(marks.findall(before)) != 1:
-        raise SystemExit(f"{page} has no one place for {name}")
-    page.write_text(marks.sub(lambda _: f"{START.format(name)}{text}{END}", before), encoding="utf-8")
 
 
 def pages() -> dict[Path, str]:
