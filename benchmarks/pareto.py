@@ -279,7 +279,7 @@ def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
 
 
 def join(options: argparse.Namespace) -> None:
-    from card import fill
+    from blocks import put
     from limpet.lab import figures, report
 
     preset = studies.preset(options.preset)
@@ -296,8 +296,7 @@ def join(options: argparse.Namespace) -> None:
         "docs/speed.md": page(found, drawn, preset, every),
         "README.md": front(found, drawn, preset),
     }.items():
-        path = options.root / name
-        path.write_text(fill(path.read_text(encoding="utf-8"), {"pareto": words}), encoding="utf-8")
+        put(options.root / name, "pareto", words)
     print("\n".join([HEAD, *(one.row for one in found)]))
 
 

@@ -145,11 +145,9 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="fill this page from --out, and run nothing")
     options = parser.parse_args()
     if options.page is not None:
-        from card import fill
+        from blocks import put
 
-        words = table(json.loads(options.out.read_text(encoding="utf-8")))
-        page = fill(options.page.read_text(encoding="utf-8"), {"stopping": words})
-        options.page.write_text(page, encoding="utf-8")
+        put(options.page, "stopping", table(json.loads(options.out.read_text(encoding="utf-8"))))
         return
     found: dict[str, Any] = {"nfe": options.nfe, "samples": options.n * len(options.seeds), "arms": {}}
     for name in options.models:

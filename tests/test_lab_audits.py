@@ -1,4 +1,5 @@
-"""Audits in the laboratory's report: rows read back, one page for each, an index over all; and what the docs hold."""
+"""Audits in the laboratory's report: rows read back, one page for each, an index over all; and that docs/audits.md says
+what the committed reports found."""
 
 from __future__ import annotations
 
@@ -10,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+import audits
 from audit_cases import smoke
+from blocks import put
 from limpet import studies
 from limpet.commands import study
 from limpet.denoisers.catalog import load
+from limpet.errors import LimpetError
 from limpet.lab import Results, Row, render, report
 from limpet.lab.page import Entry, number, signed
-from limpet.stats import mean_se
-from limpet.studies import hidden, presets, risk, singleton, values
+from limpet.stats import Estimate, mean_se, paired
+from limpet.studies import endpoint, hidden, presets, risk, selection, singleton, storage, values
+from limpet.studies.audit import figure, one, with_error
+from limpet.studies.published import printed
 from test_lab_report import Links
 
 REPORTS = Path(__file__).parents[1] / "docs" / "reports"
@@ -143,3 +149,187 @@ def test_the_docs_hold_what_refreshed_labels_do(name):
         put_back = [number(back[arm], 1) for arm in values.REFRESHED]
         cited = [signed(gaps[arm], 3).replace("-", "\N{MINUS SIGN}") for arm in values.REFRESHED]
         assert all(f"| {' | '.join(line)} |" in page for line in (cited, replaced, put_back))
+
+
+# The page's generated tables, and what its sentences say of them
+
+BOTH = ("mini", "mini-distilled")
+
+
+def test_a_block_is_put_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x (y) -->\nold\n<!-- end of it -->\nb\n<!-- z -->\n<!-- end -->\n")
+    for block in ("new \\1", "new \\1\n"):
+        put(page, "x (y)", block)
+        assert page.read_text() == "a\n<!-- x (y) -->\nnew \\1\n<!-- end of it -->\nb\n<!-- z -->\n<!-- end -->\n"
+    with pytest.raises(LimpetError, match="no one place for 'w'"):
+        put(page, "w", "new")
+    page.write_text(page.read_text() * 2)
+    with pytest.raises(LimpetError, match="no one place for 'z'"):
+        put(page, "z", "new")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Results]:
+    return audits.committed(REPORTS / "mini")
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """What the page says, wherever its lines break."""
+    return " ".join((REPORTS.parent / "audits.md").read_text().split())
+
+
+def test_the_pages_tables_stand_as_they_come_out(found):
+    page = (REPORTS.parent / "audits.md").read_text()
+    made = audits.blocks(found)
+    assert len(made) == 8
+    for name, block in made.items():
+        assert f"<!-- {name} -->\n{block}<!-- end -->" in page, name
+
+
+def spread(numbers: list[float], digits: int = 0) -> str:
+    return f"{min(numbers):.{digits}f} to {max(numbers):.{digits}f}"
+
+
+def test_singletons_are_rarer_here(found, said):
+    often = [
+        one(found["singleton"], quantity, model, p=p).mean / figure("singleton", quantity, p=p).mean
+        for quantity in singleton.QUANTITIES[:2] for model in BOTH for p in (0.8, 0.9)
+    ]  # fmt: skip
+    assert f"{spread(often, 2)} times as common" in said
+
+
+def test_argmax_readouts_do_as_the_page_says(found, said):
+    other = {}
+    for role, p in endpoint.ROWS:
+        cells = [f"{role}/{p}/{end}" for end in ("argmax", "ancestral")]
+        gap = found["endpoint"].contrast(*cells)
+        assert abs(gap.mean) > 2 * gap.se
+        assert found["endpoint"].contrast(*cells, measure="entropy").mean < 0
+        other[role, p] = gap.mean * printed("nll", *cells).mean < 0
+    assert [key for key, differs in other.items() if differs] == [("base", 1.0), ("distilled", 0.9)]
+    assert "Two of four signs differ: argmax worsens mini at p = 1 and mini-distilled at p = .9" in said
+
+
+def test_selections_differ_as_the_page_says(found, said):
+    results, times = found["selection"], selection.Settings.times
+    apart = [abs(row.estimate.mean) for row in results.of("fixed-position accuracy, difference")]
+    most = figure("selection", "fixed-position accuracy, difference").most
+    assert f"differs by {max(apart):.2f} points at most, against {most} in the paper" in said
+    paper, overlap = figure("selection", "self error"), figure("selection", "Jaccard")
+    for model in BOTH:
+        errors = [one(results, "self error", model, t=t).mean for t in times]
+        assert errors == sorted(errors)
+        assert errors[0] < paper.least
+        assert errors[-1] > 2 * paper.most
+        excess = {t: sure(results, model, t) for t in times}
+        assert min(over.mean for over in excess.values()) > 0
+        assert [t for t, over in excess.items() if over.mean < 2 * over.se] == [0.2]
+        assert max(excess, key=lambda t: excess[t].mean) >= 0.67
+    assert min(row.estimate.mean for row in results.of("Jaccard")) > overlap.most
+    modest = [row.estimate.mean - 100 * row.at["confidence"] for row in results.of("reliability")]
+    assert f"by {spread(modest, 1)} points" in said
+    believed, right = (one(results, quantity, "mini", t=0.67).mean for quantity in ("confidence", "self accuracy"))
+    assert f"at t = .67, mini believes {believed:.1f}% and has {right:.1f}%" in said
+    every, selected = results.of("reliability", "mini"), results.of("self error", "mini")[0]
+    texts = 16 * len(results.study.shards)
+    per_text = selected.events // texts, sum(row.events for row in every) // len(times) // texts
+    assert "{} positions of {} are selected".format(*per_text) in said
+
+
+def sure(results: Results, model: str, t: float) -> Estimate:
+    """By how many points what a model selects is believed more than it is right."""
+    believed, right = (one(results, quantity, model, t=t).values for quantity in ("confidence", "self accuracy"))
+    return paired(believed, right)
+
+
+def test_temperatures_explain_as_little_as_the_page_says(found, said):
+    results, (settings,) = found["temperature"], found["temperature"].provenance["settings"]
+    for model in BOTH:
+        residual, paper = one(results, "residual", model), figure("temperature", "residual")
+        assert abs(residual.mean - paper.mean) < paper.se
+        assert 75 < residual.mean < 85
+        assert one(results, "top-rank change", model).mean > figure("temperature", "top-rank change").mean
+        bound = results.of("optimum at a bound", model)[0]
+        assert round(bound.estimate.mean * bound.events / 100) == 1
+    assert "One fit of each model ends at a bound" in said
+    pairs = len(results.study.shards) * math.prod(settings[key] for key in ("paths", "calls", "positions"))
+    assert f"Pairs are {pairs}, less" in said
+
+
+def test_refreshed_values_do_as_the_page_says(found, said):
+    results = found["values"]
+    gain = mean_se(-results.contrast("refreshed", "argmax").values)
+    assert gain.mean > 2 * gain.se
+    assert 0.2 < -gain.mean / printed("nll", "refreshed", "argmax").mean < 0.3
+    less = -results.contrast("refreshed", "argmax", measure="entropy").mean
+    assert f"they gain {gain:.3f} nats at 64 calls, a quarter of the paper's gain, at {less:.2f} less entropy" in said
+    entropy = [f"{results(arm, 'entropy').mean:.2f}" for arm in ("refreshed-in-turn", "argmax")]
+    assert f"and {' against '.join(entropy)} there at 64 calls" in said
+    assert results("nucleus", "ppl").mean > 2 * results("second", "ppl").mean
+    gaps = {}
+    for model in BOTH:
+        cells = report.stored(REPORTS / "values" / model)["cells"]
+        nll = {arm: Estimate.from_dict(cells[arm]["nll"]) for arm in ("argmax", "refreshed")}
+        gaps[model] = paired(nll["refreshed"].values, nll["argmax"].values)
+        own = " against ".join(f"{cells[arm]['entropy']['mean']:.2f}" for arm in ("refreshed-in-turn", "argmax"))
+        assert f"{own} on `{model}`" in said
+    assert gaps["mini"].mean > 2 * gaps["mini"].se
+    assert abs(gaps["mini-distilled"].mean) < gaps["mini-distilled"].se
+
+
+def test_labels_are_believed_as_the_page_says(found, said):
+    results = found["hidden"]
+    here, there, seen = [], [], {model: [] for model in BOTH}
+    for offset in (1, 2, 4, 8):
+        there.append(
+            figure("hidden", "restored", offset=offset).mean - figure("hidden", "revisable", offset=offset).mean
+        )
+        for model in BOTH:
+            shown, restored, revisable = (
+                one(results, quantity, model, offset=offset).mean
+                for quantity in ("overwritten", "restored", "revisable")
+            )
+            here.append(restored - revisable)
+            seen[model].append(shown - restored)
+    assert f"{spread(here)} points against {spread(there)}" in said
+    assert f"by {spread([abs(gap) for gaps in seen.values() for gap in gaps])} points" in said
+    assert max(seen["mini"]) < 0 < min(seen["mini-distilled"])
+    for model in BOTH:
+        rise = [one(results, "restored", model, offset=offset).mean for offset in (1, 2, 8)]
+        assert rise[1] - rise[0] > (rise[2] - rise[0]) / 2
+        events = [results.of("restored", model, offset=offset)[0].events for offset in (1, 2, 4, 8)]
+        assert events == [3 * count for count in (256, 224, 224, 224)]
+    assert len(results.study.shards) == 3 * 4
+
+
+def test_seeing_labels_helps_as_the_page_says(found, said):
+    results = found["storage"]
+    higher, share, mended, apart = [], [], [], []
+    for p in storage.MASSES:
+        crs, copied, revisable, mend = (f"{p}/{arm}" for arm in ("CRS", "final-only", "revisable", "mend"))
+        gap = results.contrast(crs, copied)
+        assert gap.mean < -2 * gap.se
+        higher.append(results.contrast(crs, copied, measure="entropy").mean)
+        share.append(100 * results.contrast(copied, revisable).mean / results.contrast(crs, revisable).mean)
+        mended.append(-results.contrast(mend, crs).mean)
+        apart.append(abs(results.contrast(mend, crs, measure="entropy").mean))
+    assert f"higher by {spread(higher, 3)})" in said
+    assert f"({spread(share)}% of it)" in said
+    assert f"another {spread(mended, 2)} nats, with entropy within {max(apart):.3f} of that of CRS" in said
+
+
+def test_error_falls_with_noise_as_the_page_says(found, said):
+    results = found["risk"]
+    for model in audits.BASE, audits.DISTILLED, audits.CHAIN, audits.WORDS:
+        for quantity in ("error", "selected error"):
+            errors = [row.estimate.mean for row in results.of(quantity, model)]
+            assert len(errors) == 9
+            assert errors == sorted(errors)
+    start = [one(results, "selected error", model, t=0.67).mean for model in BOTH]
+    start += [one(found["selection"], "self error", model, t=0.67).mean for model in BOTH]
+    assert f"the minis are at {spread(start)}% (here and in `selection`)" in said
+    wrong, believed = (results.of(f"selected {what}", "exact:words") for what in ("error", "deficit"))
+    assert len({row.estimate.mean for row in wrong}) == len({row.estimate.mean for row in believed}) == 1
+    assert f"({with_error(wrong[0].estimate)} against {believed[0].estimate.mean:.1f}% believed)" in said

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import limpet
+from blocks import places, put
 from limpet import scoring, stats
 from limpet.comparison import SHARDS
 from limpet.denoisers.duo import PRECISIONS, Network
@@ -176,10 +177,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def where(made_on: Sequence[Kept]) -> str:
-    places = {
-        f"{one['precision']} on {'a CPU' if one['device'].startswith('cpu') else one['device']}" for one in made_on
-    }
-    return f"\n\nMeasured in {' and in '.join(sorted(places))}."
+    return f"\n\nMeasured in {places(made_on)}."
 
 
 def sample_blocks(results: Results, books: Kept) -> dict[str, str]:
@@ -243,19 +241,6 @@ def blocks_of(model: str, samples: Mapping[str, str], books: Sequence[Kept], dat
         "held-out": held_out_block(model, books),
         **{block: samples[block] for block in shown},
     }
-
-
-def fill(card: str, blocks: Mapping[str, str]) -> str:
-    """A card with the text between its markers replaced."""
-    for block, content in blocks.items():
-        before, begin, rest = card.partition(f"<!-- {block} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not begin or not end:
-            raise LimpetError(
-                f"a card has no place for {block!r}: put <!-- {block} --> and <!-- end --> on lines there"
-            )
-        card = before + begin + content + "\n" + end + after
-    return card
 
 
 # Storage
@@ -325,8 +310,8 @@ def main(arguments: list[str] | None = None) -> int:
         for model in NAMES:
             blocks = blocks_of(model, samples, books[model], given.data)
             if whole:
-                card = MINIS / model / "README.md"
-                card.write_text(fill(card.read_text(), blocks))
+                for block, content in blocks.items():
+                    put(MINIS / model / "README.md", block, content)
             print(f"# {model}\n\n" + "\n\n".join(blocks.values()) + "\n")
         return 0 if not whole or all(holds for _, holds in findings(results)) else 1
     except LimpetError as error:

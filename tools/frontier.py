@@ -8,11 +8,11 @@ Of the studies `samplers` and `forms` (docs/reports/mini) and of `limpet tune mi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from blocks import put
 from limpet import studies
 from limpet.denoisers.files import MINIS
 from limpet.lab import report, units
@@ -32,7 +32,6 @@ ARMS = {
     "Mend": "mend",
 }  # of the study `samplers`, first arms of their families
 DRAWN, WIDE = "top-p, ancestral", "mend budget=.25"
-START, END = "<!-- {} -->\n", "<!-- end -->"
 
 
 def committed(name: str) -> Beside:
@@ -102,15 +101,6 @@ def words(field: Beside) -> str:
         f"from drawn top-p's at equal entropy, and {mauve(WIDE)} for `{WIDE}` ({beyond(WIDE)}), which labels a quarter "
         f"of the positions.\n"
     )
-
-
-def put(page: Path, name: str, text: str) -> None:
-    """Between the marks of that name."""
-    before = page.read_text(encoding="utf-8")
-    marks = re.compile(f"{re.escape(START.format(name))}.*?{re.escape(END)}", re.DOTALL)
-    if len(marks.findall(before)) != 1:
-        raise SystemExit(f"{page} has no one place for {name}")
-    page.write_text(marks.sub(lambda _: f"{START.format(name)}{text}{END}", before), encoding="utf-8")
 
 
 def pages() -> dict[Path, str]:

@@ -1,4 +1,5 @@
-"""What docs/reports/mini and the table of claims in docs/reproduce.md are made of: numbers made elsewhere, as JSON.
+"""What docs/reports/mini, the claims in docs/reproduce.md and the tables of docs/audits.md are made of: numbers made
+elsewhere, as JSON.
 
 python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": lab.collect(...).to_dict(), ...}, any of them
 python tools/reports.py                  # from the numbers that are committed, again
@@ -16,13 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import audits
+from blocks import put
 from limpet import studies
 from limpet.lab import Results, Study, report, units
 from limpet.studies import mending
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "reports" / "mini"
-START, END = "<!-- claims: report.tally and report.overview of reports/mini -->\n", "<!-- end of claims -->"
+CLAIMS = "claims: report.tally and report.overview of reports/mini"
 
 
 OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"))
@@ -59,11 +62,9 @@ def main(numbers: Path | None) -> None:
     report.write_index(sections, FOLDER)
     for folder in (DOCS / "reports").glob("*/*/"):
         thin(folder)
-    page = DOCS / "reproduce.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    table = f"{report.tally(sections)}\n\n{report.overview(sections, 'reports/mini/')}"
-    page.write_text(f"{before}{START}{table}{END}{after}", encoding="utf-8")
+    put(DOCS / "reproduce.md", CLAIMS, f"{report.tally(sections)}\n\n{report.overview(sections, 'reports/mini/')}")
+    for name, block in audits.blocks(audits.committed(FOLDER)).items():
+        put(DOCS / "audits.md", name, block)
     print(report.tally(sections))
 
 
