@@ -38,6 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+from blocks import put
 from limpet import load, speed
 from limpet.denoisers import Denoiser, duo, sumi, timeless
 from limpet.denoisers.files import INDEX
@@ -412,10 +413,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.page is not None:
-        from card import fill
-
-        words = fill(options.page.read_text(encoding="utf-8"), {"large": page(found)})
-        options.page.write_text(words, encoding="utf-8")
+        put(options.page, "large", page(found))
         return
     found |= {"device": torch.cuda.get_device_name() if PLACE == "cuda" else PLACE, "nfe": NFE}
 
