@@ -469,11 +469,31 @@ def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
 
 
 @on_gpu
+def test_a_capture_outlives_the_graphs_that_are_let_go_meanwhile() -> None:
+    """A body holds its graphs in a circle, so that only the collector frees them, whenever it comes: it must not come
+    while another is being captured, however much is made there."""
+    network = random_network(Shape(vocab_size=19, length=8, width=32, blocks=2, heads=2, cond=8, hidden=40))
+    tokens, sigma = torch.zeros(2, 8, dtype=torch.long, device=DEVICE), torch.ones(2, device=DEVICE)
+    with torch.inference_mode():
+        bodies = [FusedBody(network)]
+        bodies[0](tokens, sigma)
+
+        def function(tokens: Tensor, sigma: Tensor) -> tuple[Tensor]:
+            if torch.cuda.is_current_stream_capturing():
+                bodies.clear()
+                assert len([[] for _ in range(10**6)]) == 10**6
+            return (tokens + sigma[:, None],)
+
+        assert (fused_denoiser.replayed(function, 1.0)(tokens, sigma)[0] == 1).all()
+    assert gc.isenabled()
+
+
+@on_gpu
 @pytest.mark.parametrize("small", [0, 2**12])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_a_path_hides_no_synchronisation(precision: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_denoiser, "SMALL", small)
-    shape = Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64)
+    shape = Shape(vocab_size=1000, length=64, width=128, blocks=2, heads=2, hidden=128)
     model = Duo(trained_like(shape), precision=precision).to(DEVICE)
     fixed = torch.full((4, 64), -1, device=DEVICE)
     sampler, stream = CRS(nfe=8), Stream(1, torch.arange(4, device=DEVICE))
