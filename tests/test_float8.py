@@ -362,8 +362,8 @@ def test_which_shapes_have_joined_products() -> None:
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("batch", [1, 16, 40])
 def test_a_model_says_the_same_on_a_gpu(batch: int, width: int) -> None:
-    """Replayed whole, replayed up to the last block, and not replayed; with joined products, if wide enough. What is computed in another order rounds to
-    another float8 number now and then: far less than float8 itself changes."""
+    """Replayed whole, replayed up to the last block, and not replayed; with joined products, if wide enough. What is
+    computed in another order rounds to another float8 number now and then: far less than float8 itself changes."""
     shape = Shape(vocab_size=300, length=512, width=width, blocks=2, heads=2, hidden=width)
     here, there = (Duo(trained_like(shape), precision="float8").to(place) for place in ("cpu", DEVICE))
     for t in (0.9, 0.1):
