@@ -47,7 +47,7 @@ BACKENDS = {
 NORMS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8))  # positions together, warps
 WARPS = (1, 2, 4, 8)
 TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
-IN_A_ROW = 8  # kernels launched one after the other, as in a body, where a launch waits for nothing
+IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
 RELEASED = 16  # texts at once up to which the released functions stand beside: each keeps several float64 laws of all
 
 
@@ -74,10 +74,17 @@ def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
     return statistics.median(times[2:])
 
 
-def rate(function: Callable[[], object], flop: float = 0, traffic: float = 0) -> dict[str, Any]:
-    """Milliseconds, and what that makes of the operations or the bytes; or why it does not run."""
+def rate(
+    function: Callable[[], object], flop: float = 0, traffic: float = 0, in_a_row: int = 1
+) -> dict[str, Any]:  # fmt: skip
+    """Milliseconds of one of some in a row, and what that makes of its operations or bytes; or why it does not run."""
+
+    def several() -> None:
+        for _ in range(in_a_row):
+            function()
+
     try:
-        ms = milliseconds(function)
+        ms = milliseconds(several) / in_a_row
     except Exception as error:  # of a library, a compiler or a driver
         return {"refused": f"{type(error).__name__}: {error}"[:200]}
     return (
@@ -225,16 +232,12 @@ def joined(model: Duo, batch: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
     rows, angles = fused._rows(normed, None), body._angles(shape.length)
     found: dict[str, Any] = {}
 
-    def several(function: Callable[[], Any], outputs: int) -> dict[str, Any]:
-        flop = 2 * IN_A_ROW * batch * shape.length * shape.width * outputs
-        return rate(lambda: [function() for _ in range(IN_A_ROW)][:0], flop)
-
     def beside(what: str, outputs: int, both: Callable[[], Any], one: Callable[[Tile], Any]) -> None:
-        exact = plain(both())
-        found[f"product, {what}"] = several(both, outputs)
+        exact, flop = plain(both()), 2 * batch * shape.length * shape.width * outputs
+        found[f"product, {what}"] = rate(both, flop, in_a_row=IN_A_ROW)
         for tile in tiles:
             name = f"{what} in the product, {', '.join(map(str, tile))}"
-            found[name] = several(lambda tile=tile: one(tile), outputs)
+            found[name] = rate(lambda tile=tile: one(tile), flop, in_a_row=IN_A_ROW)
             if "refused" not in found[name]:
                 found[name]["apart"] = float((plain(one(tile)) - exact).norm() / exact.norm())
 
