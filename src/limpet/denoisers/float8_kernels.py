@@ -86,7 +86,7 @@ def _launch(x: Scaled, weight: Scaled, out: Tensor, tile: Tile, **given: Any) ->
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # of which every call of a path may have another number
 def _kernel(
     x, weight, out, x_scales, weight_scales, bias, bound, out_scales, cos, sin, rows, length, turned,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,

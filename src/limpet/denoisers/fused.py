@@ -2,9 +2,10 @@
 
 It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm, the
 modulation and, where the next product is in float8, the rounding to it are one pass over a position, and the sum is
-stored once a block; the rotation is done in place; one product makes the modulations of all blocks. The last block
-mixes positions only through its keys and values, so its queries and all that follows are done only at the positions
-that will be read. Every intermediate outside matrix products and attention is float32."""
+stored once a block; the rotation is done in place, or in float8 by the product itself, as GELU is; one product makes
+the modulations of all blocks. The last block mixes positions only through its keys and values, so its queries and all
+that follows are done only at the positions that will be read. Every intermediate outside matrix products and attention
+is float32."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 
