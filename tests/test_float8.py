@@ -306,9 +306,10 @@ def test_a_product_that_takes_its_gelu(rows: int, rounds_to_even: None) -> None:
     sums = factors[0] @ factors[1].T + product.bias.double()
     exact = torch.nn.functional.gelu(sums, approximate="tanh")
     found, both = (part.values.double() * part.scales.double() for part in (one, other))
-    assert ((found - exact).abs() <= exact.abs() / 15 + one.scales.double() * 2.0**-9).all()
+    summed = 0 if DEVICE == "cpu" else 2.0**-10 * factors[0].abs() @ factors[1].abs().T  # matrix units keep 13 bits
+    assert ((found - exact).abs() <= exact.abs() / 15 + one.scales.double() * 2.0**-9 + summed).all()
     errors = [((part - exact).norm(dim=-1) / exact.norm(dim=-1)).mean() for part in (found, both)]
-    assert 0.7 < errors[1] / errors[0] < 1
+    assert 0.65 < errors[1] / errors[0] < 1
     assert errors[0] < 0.03
 
 

@@ -190,11 +190,9 @@ class FusedBody:
         first = cast(nn.Linear, block.mlp[0])
         if isinstance(normed, Scaled):
             rows = Scaled(*(part.flatten(0, -2) for part in normed))
-            return (
-                float8_kernels.activated(rows, cast(float8.Product, block.mlp[0]))
-                if self.joined
-                else _gelu(first(rows))
-            )
+            if self.joined:
+                return float8_kernels.activated(rows, cast(float8.Product, block.mlp[0]))
+            return _gelu(first(rows))
         if not normed.is_cuda:
             return cast(Tensor, block.mlp[1](first(normed)))
         return torch._addmm_activation(first.bias, normed.flatten(0, -2), first.weight.t(), use_gelu=True)
