@@ -10,10 +10,8 @@ as it is there, a part that fails does not take the others with it, and what --o
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import json
-import math
 import statistics
 import sys
 import time
@@ -31,14 +29,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from joined import TILES, JoinedBody, gelu, rotated
-
 import limpet
 from limpet import speed, stats
-from limpet.denoisers import float8, fused
-from limpet.denoisers.duo import Duo, Network, Shape, in_float8
+from limpet.denoisers import float8, float8_kernels, fused
+from limpet.denoisers.duo import Duo, Shape, in_float8
+from limpet.denoisers.float8_kernels import TILE, Tile
 from limpet.denoisers.fused import FusedBody
-from limpet.samplers import CRS, Mend, Native
+from limpet.samplers import CRS, Mend, Native, Sampler
 from trained_like import trained_like
 
 ON_GPU = torch.cuda.is_available()
@@ -49,6 +46,9 @@ BACKENDS = {
 }  # fmt: skip
 NORMS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8))  # positions together, warps
 WARPS = (1, 2, 4, 8)
+TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
+IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
+RELEASED = 16  # texts at once up to which the released functions stand beside: each keeps several float64 laws of all
 
 
 def settle() -> None:
@@ -74,10 +74,17 @@ def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
     return statistics.median(times[2:])
 
 
-def rate(function: Callable[[], object], flop: float = 0, traffic: float = 0) -> dict[str, Any]:
-    """Milliseconds, and what that makes of the operations or the bytes; or why it does not run."""
+def rate(
+    function: Callable[[], object], flop: float = 0, traffic: float = 0, in_a_row: int = 1
+) -> dict[str, Any]:  # fmt: skip
+    """Milliseconds of one of some in a row, and what that makes of its operations or bytes; or why it does not run."""
+
+    def several() -> None:
+        for _ in range(in_a_row):
+            function()
+
     try:
-        ms = milliseconds(function)
+        ms = milliseconds(several) / in_a_row
     except Exception as error:  # of a library, a compiler or a driver
         return {"refused": f"{type(error).__name__}: {error}"[:200]}
     return (
@@ -191,9 +198,9 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     shift, scale, gate = (torch.randn(batch, 8, width, device=PLACE).bfloat16()[:, 3] for _ in range(3))
     rooms = {"bfloat16": torch.empty_like(first), "float8": FusedBody(in_float8(model.network))._room(x)}
     found: dict[str, Any] = {}
-    before = fused.ROWS, fused.NORM_WARPS, fused.ROTATE_WARPS, fused.GELU_WARPS
+    before = fused.ROWS, fused.WARPS
     for (name, room), (together, warps) in itertools.product(rooms.items(), NORMS):
-        fused.ROWS, fused.NORM_WARPS = together, warps
+        fused.ROWS, fused.WARPS = together, warps
         size = 2 if name == "bfloat16" else 1
         for updates, store in (([(gate, first), (gate, second)], True), ([(gate, first)], False)):
             traffic = rows * width * (4 + 2 * len(updates) + 4 * store + size)
@@ -206,60 +213,48 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     packed = torch.randn(batch, shape.length, 3 * width, device=PLACE).bfloat16()
     large = torch.randn(rows, hidden, device=PLACE).bfloat16()
     for warps in WARPS:
-        fused.ROTATE_WARPS = fused.GELU_WARPS = warps
+        fused.WARPS = warps
         found[f"rotation, {warps} warps"] = rate(
             lambda: body._rotate(packed[..., : 2 * width], shape.length), traffic=rows * 2 * width * 4
         )
         found[f"GELU to float8, {warps} warps"] = rate(lambda: fused._gelu(large), traffic=rows * hidden * 3)
-    fused.ROWS, fused.NORM_WARPS, fused.ROTATE_WARPS, fused.GELU_WARPS = before
+    fused.ROWS, fused.WARPS = before
     found["copy"] = rate(large.clone, traffic=rows * hidden * 4)
     return found
 
 
-def joined(network: Network, batch: int, tiny: bool) -> dict[str, Any]:
-    """Products that rotate or take GELUs before they store, in several tiles, beside a product and a kernel after it;
-    and how far the results are apart."""
-    shape, low = network.shape, in_float8(network)
-    tiles = dict.fromkeys(TILES, ((16, 64, 32, 4, 2),)) if tiny else TILES
-    x = torch.randn(batch, shape.length, shape.width, device=PLACE).bfloat16()
+def joined(model: Duo, batch: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
+    """Float8 products that rotate their result or take its GELU beside a product and a kernel after it, and how far the
+    results are apart."""
+    shape, body = model.network.shape, FusedBody(in_float8(model.network))
+    body.joined, block = False, body.blocks[0]
+    normed = float8.quantise(torch.randn(batch, shape.length, shape.width, device=PLACE))
+    rows, angles = fused._rows(normed, None), body._angles(shape.length)
     found: dict[str, Any] = {}
-    for name, each, size, normed in (("bfloat16", network, 2, x), ("float8", low, 1, float8.quantise(x))):
-        body, block, rows = FusedBody(each), each.blocks[0], fused._rows(normed, None)
-        exact = body._qkv(block, normed).flatten(0, 1)
-        flop = 2 * exact.numel() * shape.width
-        found[f"{name} product, rotation"] = rate(lambda body=body, block=block, x=normed: body._qkv(block, x), flop)
-        for tile in tiles[size]:
-            given = rows, block.attn_qkv.weight, *body._angles(shape.length), tile
-            one = rate(lambda given=given: rotated(*given), flop)
-            apart = {} if "refused" in one else {"apart": float((rotated(*given) - exact).norm() / exact.norm())}
-            found[f"{name} rotated product {tile}"] = one | apart
-    rows, first = fused._rows(float8.quantise(x), None), low.blocks[0].mlp[0]
-    both = lambda: fused._gelu(first(rows))  # noqa: E731
-    exact, flop = both(), 2 * len(rows.values) * shape.width * shape.hidden
-    found["float8 product, GELU"] = rate(both, flop)
-    for tile in tiles[1]:
-        one = rate(lambda tile=tile: gelu(rows, first, tile), flop)
-        if "refused" not in one:
-            wide, narrow = (part.values.float() * part.scales for part in (gelu(rows, first, tile), exact))
-            one["apart"] = float((wide - narrow).norm() / narrow.norm())
-        found[f"float8 GELU of a product {tile}"] = one
+
+    def beside(what: str, outputs: int, both: Callable[[], Any], one: Callable[[Tile], Any]) -> None:
+        exact, flop = plain(both()), 2 * batch * shape.length * shape.width * outputs
+        found[f"product, {what}"] = rate(both, flop, in_a_row=IN_A_ROW)
+        for tile in tiles:
+            name = f"{what} in the product, {', '.join(map(str, tile))}"
+            found[name] = rate(lambda tile=tile: one(tile), flop, in_a_row=IN_A_ROW)
+            if "refused" not in found[name]:
+                found[name]["apart"] = float((plain(one(tile)) - exact).norm() / exact.norm())
+
+    qkv, first = block.attn_qkv, block.mlp[0]
+    beside(
+        "rotation", 3 * shape.width, lambda: body._qkv(block, normed).flatten(0, 1),
+        lambda tile: float8_kernels.rotated(rows, qkv, *angles, tile),
+    )  # fmt: skip
+    beside(
+        "GELU", shape.hidden, lambda: body._hidden(block, normed),
+        lambda tile: float8_kernels.activated(rows, first, tile),
+    )  # fmt: skip
     return found
 
 
-def fastest(found: dict[str, Any], what: str) -> int:
-    """Which tile was, of those that were tried."""
-    tried = [one.get("ms", math.inf) for name, one in found.items() if name.startswith(what)]
-    return tried.index(min(tried)) if tried else 0
-
-
-def with_joined(model: Duo, found: dict[str, Any]) -> Duo:
-    """The same model with those products in its body."""
-    other = copy.copy(model)
-    network = in_float8(model.network) if model.precision == "float8" else model.network
-    body = JoinedBody(network)
-    body.tiles = fastest(found, f"{model.precision} rotated"), fastest(found, "float8 GELU of")
-    other._parts = {model.device: (body, model._on(model.device)[1])}
-    return other
+def plain(result: Tensor | float8.Scaled) -> Tensor:
+    return result.values.float() * result.scales if isinstance(result, float8.Scaled) else result.float()
 
 
 def laws(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
@@ -311,19 +306,26 @@ def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
 
 
 def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, Any]:
-    """Generations in both precisions in turns with bare forwards in bfloat16, compiled."""
-    low = models["bfloat16"]
+    """Generations in both precisions in turns with bare forwards in bfloat16, compiled; of few texts, beside the
+    released functions round these."""
+    low, small = models["bfloat16"], batch <= RELEASED
     bare = torch.compile(low.network, dynamic=False) if ON_GPU else low.network
+    samplers: dict[str, Sampler] = {"native": Native()}
+    samplers |= {"top-p .9": Native(top_p=0.9)} if small else {"CRS": CRS(), "Mend": Mend()}
     contenders = {"bare": speed.forwards(low, bare, batch)}
-    samplers = {"native": Native(), "CRS": CRS(), "Mend": Mend()}
     for (precision, model), (name, sampler) in itertools.product(models.items(), samplers.items()):
-        if model.precision == precision or name != "Mend":  # of the candidates two are enough
-            contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
+        contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
+    contenders |= speed.released_generations(low, bare, batch, samplers) if small else {}
     costs = speed.measure(contenders, nfe, batch * low.length, runs, PLACE)
-    return {
+    found = {
         name: cost and asdict(cost) | {"ms a call": 1000 * cost.seconds / nfe}
         for name, cost in costs.items()
     }  # fmt: skip
+    for precision, name in itertools.product(models, samplers):
+        theirs, ours = costs.get(f"released {name}"), costs[f"{precision} {name}"]
+        if theirs and ours:
+            found[f"released {name} / {precision}"] = theirs.seconds / ours.seconds
+    return found
 
 
 def main() -> None:
@@ -366,18 +368,12 @@ def main() -> None:
         section(f"body {name}, a sixth", rate, lambda model=model: model.body_at(tokens, 0.4, lambda: index))
     section("attention", attention, shape, batch)
     section("products", products, shape, batch)
-    section("joined", joined, models["bfloat16"].network, batch, options.tiny)
+    section("joined", joined, models["bfloat16"], batch, (Tile(16, 64, 32, 4, 2),) if options.tiny else TILES)
     section("between", between, models["bfloat16"], batch)
     section("laws released shape", laws, models, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
     for name in ("mini", "mini-distilled"):
         section(f"laws {name}", mini_laws, name, n, nfe)
-    every = dict(models)
-    if ON_GPU and "joined" in found:
-        every |= {f"{name} joined": with_joined(model, found["joined"]) for name, model in models.items()}
-        section("laws joined", laws, every, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
-        for name in ("bfloat16", "float8"):
-            section(f"body {name} joined", rate, lambda name=name: every[f"{name} joined"].body(tokens, 0.4))
-    section(f"times batch {batch} nfe {nfe}", times, every, batch, nfe, options.runs)
+    section(f"times batch {batch} nfe {nfe}", times, models, batch, nfe, options.runs)
     for name in ("mini", "mini-distilled"):
         section(f"texts {name}", texts, name, texts_n, nfe)
 

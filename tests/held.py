@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import gc
+from typing import Any
+
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
 class Held(TorchDispatchMode):
-    """Counts the bytes of all tensors made since it began that are still alive, after every operation."""
+    """Counts the bytes of all tensors made since it began that are still alive, after every operation.
 
-    def __init__(self) -> None:
+    Triton's interpreter leaves what its kernels were given in circles: to count none of that, garbage can be collected
+    before every operation, of what is made meanwhile."""
+
+    def __init__(self, collect: bool = False) -> None:
         super().__init__()
+        self.collect = collect
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
 
+    def __enter__(self) -> Held:
+        if self.collect:
+            gc.collect()
+            gc.freeze()
+        return super().__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        if self.collect:
+            gc.unfreeze()
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if self.collect:
+            gc.collect()
+        leaves = tree_leaves((args, kwargs))
+        given = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
+        given |= {leaf._cdata for leaf in leaves if isinstance(leaf, UntypedStorage)}
         made = function(*args, **(kwargs or {}))
         self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
         for leaf in tree_leaves(made):

@@ -327,19 +327,25 @@ def test_the_fused_body_can_be_asked_for_some_positions(
             torch.testing.assert_close(features.flatten(0, 1)[some], every[some], rtol=most, atol=most)
 
 
-@pytest.mark.parametrize(("hidden", "most"), [(1, 9), (4, 13)])
-def test_the_fused_body_lets_go_of_what_it_has_read(hidden: int, most: int) -> None:
-    """In float32 and in sizes of the residual stream: at the attention the stream itself, queries, keys and values,
-    what is mixed and its map, which makes six; at the MLP the stream, the attention's update, a norm, and the hidden
-    layer before and after its activation, which a GPU makes in one. Two or three more for the small ones, and what
-    attention takes itself."""
-    shape = Shape(vocab_size=19, length=48, width=64, blocks=3, heads=2, cond=8, hidden=hidden * 64)
+@pytest.mark.parametrize("some", [False, True], ids=["everywhere", "index"])
+@pytest.mark.parametrize("hidden", [1, 4])
+def test_the_fused_body_lets_go_of_what_it_has_read(hidden: int, some: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 and in sizes of the residual stream, of a batch that is neither small nor replayed. At the attention
+    there are the stream, queries, keys and values, what is mixed and its map, which makes six; with an index also the
+    queries put where they belong, and no map yet, but what is picked, which makes seven. At the MLP there are the
+    stream, the attention's update, a norm, and the hidden layer, on a CPU before and after its activation, which a GPU
+    makes in one. Modulations and what is smaller take less than one more."""
+    for name in ("SMALL", "REPLAYED"):
+        monkeypatch.setattr(fused_denoiser, name, 0)
+    shape = Shape(vocab_size=19, length=48, width=64, blocks=2, heads=2, cond=8, hidden=hidden * 64)
     body = FusedBody(random_network(shape))
+    body._angles(48)  # kept for good
     tokens = torch.randint(shape.vocab_size, (1, 48), generator=random_generator(2), device=DEVICE)
-    index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE)
-    with torch.inference_mode(), Held() as held:
+    index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE) if some else None
+    with torch.inference_mode(), Held(collect=DEVICE == "cpu") as held:
         body(tokens, torch.full((1,), 0.5, device=DEVICE), lambda: index)
-    assert held.most <= most * tokens.numel() * shape.width * 4
+    most = max(7 if some else 6, 3 + hidden * (2 if DEVICE == "cpu" else 1))
+    assert most <= held.most / (tokens.numel() * shape.width * 4) < most + 1
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
@@ -349,7 +355,6 @@ def test_in_float8_it_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
     four after it, which makes 19. Modulations, scales and angles have the rest."""
 
     def product(rows: float8.Scaled, weight: float8.Scaled, bias: Tensor | None = None) -> Tensor:
-        gc.collect()  # Triton's interpreter leaves what its kernels were given in circles
         return torch.zeros(len(rows.values), len(weight.values), dtype=torch.bfloat16, device=DEVICE)
 
     monkeypatch.setattr(float8, "multiply", product)
@@ -361,7 +366,7 @@ def test_in_float8_it_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = torch.randint(19, (1, 48), generator=random_generator(2), device=DEVICE)
     index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE)
     for needed in (None, index):
-        with torch.inference_mode(), Held() as held:
+        with torch.inference_mode(), Held(collect=DEVICE == "cpu") as held:
             body(tokens, torch.full((1,), 0.5, device=DEVICE), lambda needed=needed: needed)
         assert held.most <= 24 * tokens.numel() * 64
 
@@ -469,11 +474,31 @@ def test_a_model_says_the_same_on_a_gpu(batch: int) -> None:
 
 
 @on_gpu
+def test_a_capture_outlives_the_graphs_that_are_let_go_meanwhile() -> None:
+    """A body holds its graphs in a circle, so that only the collector frees them, whenever it comes: it must not come
+    while another is being captured, however much is made there."""
+    network = random_network(Shape(vocab_size=19, length=8, width=32, blocks=2, heads=2, cond=8, hidden=40))
+    tokens, sigma = torch.zeros(2, 8, dtype=torch.long, device=DEVICE), torch.ones(2, device=DEVICE)
+    with torch.inference_mode():
+        bodies = [FusedBody(network)]
+        bodies[0](tokens, sigma)
+
+        def function(tokens: Tensor, sigma: Tensor) -> tuple[Tensor]:
+            if torch.cuda.is_current_stream_capturing():
+                bodies.clear()
+                assert len([[] for _ in range(10**6)]) == 10**6
+            return (tokens + sigma[:, None],)
+
+        assert (fused_denoiser.replayed(function, 1.0)(tokens, sigma)[0] == 1).all()
+    assert gc.isenabled()
+
+
+@on_gpu
 @pytest.mark.parametrize("small", [0, 2**12])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_a_path_hides_no_synchronisation(precision: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_denoiser, "SMALL", small)
-    shape = Shape(vocab_size=1000, length=64, width=64, blocks=2, heads=2, hidden=64)
+    shape = Shape(vocab_size=1000, length=64, width=128, blocks=2, heads=2, hidden=128)
     model = Duo(trained_like(shape), precision=precision).to(DEVICE)
     fixed = torch.full((4, 64), -1, device=DEVICE)
     sampler, stream = CRS(nfe=8), Stream(1, torch.arange(4, device=DEVICE))

@@ -98,13 +98,18 @@ def side_by_side(
         contenders["own forward"] = forwards(model, lambda tokens, _: model.head(model.body(tokens, 0.5)), batch)
     contenders |= {name: generation(model, sampler, batch) for name, sampler in samplers.items()}
     if with_released:
-        around = Bare(model, bare)
-        contenders |= {
-            f"released {name}": generation(around, sampler.but(endpoint="ancestral"), batch, released.BACKEND)
-            for name, sampler in samplers.items()
-            if type(sampler) is Native
-        }
+        contenders |= released_generations(model, bare, batch, samplers)
     return measure(contenders, nfe, batch * model.length, runs, model.device)
+
+
+def released_generations(model: Duo, bare: Forward, batch: int, samplers: Mapping[str, Sampler]) -> dict[str, Calls]:
+    """Those of the samplers that were released, with the released step round a bare forward."""
+    around = Bare(model, bare)
+    return {
+        f"released {name}": generation(around, sampler.but(endpoint="ancestral"), batch, released.BACKEND)
+        for name, sampler in samplers.items()
+        if type(sampler) is Native
+    }
 
 
 def measure(

@@ -6,6 +6,7 @@ float32. What is rounded is each factor, once, and the result, to bfloat16."""
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ DTYPE = torch.float8_e4m3fn
 LARGEST = 448.0  # of these numbers
 LEAST = 1e-12  # a row is scaled as if it had a value as large as this, so that zeros have a scale, too
 DIP = 0.171  # no GELU is below -.1701
-TILE = 16  # what the hardware's products come in
+TILE = 16  # numbers that the hardware's products come in, whatever the rows, and bytes that their factors begin at
 
 
 class Scaled(NamedTuple):
@@ -42,7 +43,8 @@ def gelu(x: Tensor) -> Scaled:
 
 def multiply(rows: Scaled, weight: Scaled, bias: Tensor | None = None) -> Tensor:
     """(R, K) rows and an (N, K) weight -> (R, N) in bfloat16."""
-    if in_hardware(rows.values.device) and not any(size % TILE for size in weight.values.shape):
+    sizes = [*weight.values.shape, *(part.data_ptr() for part in (*rows, *weight, bias) if part is not None)]
+    if in_hardware(rows.values.device) and not any(size % TILE for size in sizes):
         return _multiply(rows, weight, bias)
     sums = rows.values.float() @ weight.values.float().t() * rows.scales * weight.scales.t()
     return (sums if bias is None else sums + bias.float()).bfloat16()
@@ -69,12 +71,18 @@ def in_hardware(device: torch.device) -> bool:
 
 
 class Product(nn.Module):
-    """A linear map in float8, made of one in another precision."""
+    """A linear map in float8, made of one in another precision.
+
+    No output of a row exceeds the row's scale times the first number of `bound` plus the second, because no product of
+    two vectors exceeds that of their lengths. It stays on the device: nothing waits for it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = quantise(linear.weight.detach())
         self.bias = None if linear.bias is None else linear.bias.detach().bfloat16()
+        lengths = (self.weight.values.float() * self.weight.scales).norm(dim=-1)
+        offset = torch.zeros_like(lengths) if self.bias is None else self.bias.float().abs()
+        self.bound = torch.stack([lengths.max() * LARGEST * math.sqrt(linear.in_features), offset.max()])
 
     def forward(self, x: Tensor | Scaled) -> Tensor:
         return self.part(x, slice(None))

@@ -2,16 +2,19 @@
 
 It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm, the
 modulation and, where the next product is in float8, the rounding to it are one pass over a position, and the sum is
-stored once a block; the rotation is done in place; one product makes the modulations of all blocks. The last block
-mixes positions only through its keys and values, so its queries and all that follows are done only at the positions
-that will be read. Every intermediate outside matrix products and attention is float32."""
+stored once a block; the rotation is done in place, or in float8 by the product itself, as GELU is; one product makes
+the modulations of all blocks. The last block mixes positions only through its keys and values, so its queries and all
+that follows are done only at the positions that will be read. Every intermediate outside matrix products and attention
+is float32."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,8 +26,9 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.denoisers import float8
+from limpet.denoisers import float8, float8_kernels
 from limpet.denoisers.float8 import Scaled
+from limpet.denoisers.float8_kernels import gelu_of
 
 if TYPE_CHECKING:
     from limpet.denoisers import Needed
@@ -37,8 +41,9 @@ ATTENTION = [  # the fastest that takes the shape and the precision
 REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
 SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
 WIDTH = 768  # of the network that these were found with, the released one; a token of a wider one counts for more
-# Positions that a program norms side by side, sharing what their sample's modulation is, and the warps of each kernel.
-ROWS, NORM_WARPS, ROTATE_WARPS, GELU_WARPS = 1, 2, 4, 4
+# Positions that a program norms side by side, sharing what their sample's modulation is, and the warps of each kernel:
+# of those that benchmarks/body.py tries these take least on an H200, over both precisions.
+ROWS, WARPS = 1, 2
 
 Normed = Tensor | Scaled  # what a product takes, in the precision that it takes
 Function = Callable[[Tensor, Tensor], tuple[Any, ...]]
@@ -55,11 +60,25 @@ def replayed(function: Function, wider: float) -> Function:
         if not tokens.is_cuda or tokens.numel() * wider > REPLAYED:
             return function(tokens, sigma)
         if tokens.shape not in captured:
-            graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
+            with _uncollected():
+                graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
             captured[tokens.shape] = cast(Function, graphed)
         return captured[tokens.shape](tokens, sigma)
 
     return replay
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: if a graph of a model that is gone is freed while another is being captured,
+    the device gives up the capture, and whatever kernel comes next is said to have failed."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class FusedBody:
@@ -72,6 +91,7 @@ class FusedBody:
         self.weight = _joined(modulations, "weight")
         self.bias = _joined(modulations, "bias")
         self.float8 = isinstance(self.blocks[-1].attn_qkv, float8.Product)
+        self.joined = self.float8 and float8_kernels.suit(network.shape, self.weight.device)
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.wider = max(1.0, network.shape.width / WIDTH)
         self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
@@ -149,6 +169,10 @@ class FusedBody:
 
     def _qkv(self, block: Block, normed: Normed) -> Tensor:
         """(B, L, 3 width) queries and keys, rotated, and values."""
+        if self.joined:
+            rows, product = cast(Scaled, _rows(normed, None)), cast(float8.Product, block.attn_qkv)
+            batch, length, _ = cast(Scaled, normed).values.shape
+            return float8_kernels.rotated(rows, product, *self._angles(length)).view(batch, length, -1)
         qkv = cast(Tensor, block.attn_qkv(normed))
         self._rotate(qkv[..., : qkv.shape[-1] // 3 * 2], qkv.shape[1])
         return qkv
@@ -161,11 +185,14 @@ class FusedBody:
         return cast(Tensor, block.mlp[2](hidden))
 
     def _hidden(self, block: Block, normed: Normed) -> Normed:
-        """What an MLP's second product takes; the tanh form of GELU comes with the first where the library has them in
-        one kernel."""
+        """What an MLP's second product takes; the tanh form of GELU comes with the first where there is one kernel for
+        both."""
         first = cast(nn.Linear, block.mlp[0])
         if isinstance(normed, Scaled):
-            return _gelu(first(normed).flatten(0, -2))
+            rows = Scaled(*(part.flatten(0, -2) for part in normed))
+            if self.joined:
+                return float8_kernels.activated(rows, cast(float8.Product, block.mlp[0]))
+            return _gelu(first(rows))
         if not normed.is_cuda:
             return cast(Tensor, block.mlp[1](first(normed)))
         return torch._addmm_activation(first.bias, normed.flatten(0, -2), first.weight.t(), use_gelu=True)
@@ -191,7 +218,7 @@ class FusedBody:
         pairs = x.shape[-1] // 2
         _rotate_kernel[(x.shape[:-1].numel(),)](
             x, cos, sin, x if index is None else index, length, x.stride(-2), PAIRS=pairs, HALF=half,
-            BLOCK=triton.next_power_of_2(pairs), GATHER=index is not None, num_warps=ROTATE_WARPS,
+            BLOCK=triton.next_power_of_2(pairs), GATHER=index is not None, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -228,7 +255,7 @@ def _normed(
         *(out if isinstance(out, Scaled) else (out, x)), x if index is None else index, length, shift.stride(0),
         WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=together, EMBED=embedded is not None,
         UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter, QUANTISE=isinstance(out, Scaled),
-        LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=NORM_WARPS,
+        LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -276,7 +303,7 @@ def _gelu(x: Tensor) -> Scaled:
     out = Scaled(torch.empty_like(x, dtype=float8.DTYPE), torch.empty(rows, 1, dtype=torch.float32, device=x.device))
     _gelu_kernel[(rows,)](
         x, *out, HIDDEN=hidden, BLOCK=min(1024, triton.next_power_of_2(hidden)), LARGEST=float8.LARGEST,
-        DIP=float8.DIP, num_warps=GELU_WARPS,
+        DIP=float8.DIP, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -291,19 +318,13 @@ def _gelu_kernel(
     high = tl.full((BLOCK,), 0.0, tl.float32)
     for begin in tl.static_range(0, HIDDEN, BLOCK):
         high = tl.maximum(high, tl.load(x + row * HIDDEN + begin + i, begin + i < HIDDEN, other=0.0).to(tl.float32))
-    most = tl.maximum(_gelu_of(tl.max(high, 0)), DIP)
+    most = tl.maximum(gelu_of(tl.max(high, 0)), DIP)
     tl.store(scales + row, tl.div_rn(most, LARGEST))
     factor = tl.div_rn(LARGEST, most)
     for begin in tl.static_range(0, HIDDEN, BLOCK):
         inside = begin + i < HIDDEN
         value = tl.load(x + row * HIDDEN + begin + i, inside, other=0.0).to(tl.float32)
-        tl.store(out + row * HIDDEN + begin + i, (_gelu_of(value) * factor).to(out.dtype.element_ty), inside)
-
-
-@triton.jit
-def _gelu_of(x):
-    """The tanh form: the tanh of u is a sigmoid of 2 u."""
-    return x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        tl.store(out + row * HIDDEN + begin + i, (gelu_of(value) * factor).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
