@@ -49,6 +49,7 @@ WARPS = (1, 2, 4, 8)
 TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
 IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
 RELEASED = 16  # texts at once up to which the released functions stand beside: each keeps several float64 laws of all
+FEW = 8  # of their calls
 
 
 def settle() -> None:
@@ -315,24 +316,28 @@ def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, 
     contenders = {"bare": speed.forwards(low, bare, batch)}
     for (precision, model), (name, sampler) in itertools.product(models.items(), samplers.items()):
         contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
-    contenders |= speed.released_generations(low, bare, batch, samplers) if small else {}
     costs = speed.measure(contenders, nfe, batch * low.length, runs, PLACE)
-    found = {
-        name: cost and asdict(cost) | {"ms a call": 1000 * cost.seconds / nfe}
-        for name, cost in costs.items()
-    }  # fmt: skip
-    for precision, name in itertools.product(models, samplers):
-        theirs, ours = costs.get(f"released {name}"), costs[f"{precision} {name}"]
-        if theirs and ours:
-            found[f"released {name} / {precision}"] = theirs.seconds / ours.seconds
+    found: dict[str, Any] = {name: cost and per_call(cost, nfe) for name, cost in costs.items()}
+    if small:  # every call of the released functions does the same, so that few tell what all would take
+        released = {"bare": contenders["bare"], **speed.released_generations(low, bare, batch, samplers)}
+        theirs = speed.measure(released, FEW, batch * low.length, 1, PLACE)
+        found |= {name: cost and per_call(cost, FEW) for name, cost in theirs.items() if name != "bare"}
+        for precision, name in itertools.product(models, samplers):
+            one, other = found[f"released {name}"], found[f"{precision} {name}"]
+            if one and other:
+                found[f"released {name} / {precision}"] = one["ms a call"] / other["ms a call"]
     return found
+
+
+def per_call(cost: speed.Cost, nfe: int) -> dict[str, Any]:
+    return asdict(cost) | {"calls": nfe, "ms a call": 1000 * cost.seconds / nfe}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/body.json"))
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, whose times mean nothing")
     options = parser.parse_args()
