@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
+import textwrap
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import limpet
+from blocks import put
 from limpet import speed, stats
 from limpet.denoisers import float8, float8_kernels, fused
 from limpet.denoisers.duo import Duo, Shape, in_float8
@@ -333,14 +336,140 @@ def per_call(cost: speed.Cost, nfe: int) -> dict[str, Any]:
     return asdict(cost) | {"calls": nfe, "ms a call": 1000 * cost.seconds / nfe}
 
 
+# -- page -------------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "attention": ("sdpa", "flash", "fmha"), "sums, gates, norms": ("_norm_kernel",), "rotation": ("_rotate_kernel",),
+    "GELU": ("_gelu_kernel",), "matrix products": ("nvjet", "gemm", "cutlass", "_kernel"),
+}  # fmt: skip
+STREAM, TURNED = 22, 8  # bytes of a feature that a block's two norms move, and its rotation, in bfloat16
+
+
+def kinds(kernels: list[dict[str, Any]]) -> dict[str, float]:
+    """Milliseconds of a profile by what is done; a kernel is of the first kind that its name tells."""
+    found = dict.fromkeys([*KINDS, "rest"], 0.0)
+    for one in kernels:
+        named = (kind for kind, names in KINDS.items() if any(name in one["kernel"] for name in names))
+        found[next(named, "rest")] += one["ms"]
+    return found
+
+
+def least(found: dict[str, Any], precision: str, rows: float) -> float:
+    """Milliseconds of a call at batch 64 if its products and its attention took what each takes by itself, a head and a
+    last block of only these rows, and what must travel between them went at the speed of a copy."""
+    shape, low = Shape(), precision == "float8"
+    product = {name: one for name, one in found["products"].items() if isinstance(one, dict)}
+    qkv, up, down = (product[name] for name in ("queries, keys, values", "MLP up", "MLP down"))
+    mlp = up["float8"]["ms"] + down["float8"]["ms"]
+    if not low:
+        mlp = up["bfloat16, bias and GELU"]["ms"] + down["bfloat16, bias"]["ms"]
+    after = product["attention's output"]["bfloat16"]["ms"] + mlp
+    whole, before = shape.blocks - 1, qkv[precision]["ms"]
+    mixed = found["attention"]["as the body calls it"]["ms"] * whole
+    mixed += found["attention"]["from a sixth of the positions"]["ms"]
+    head = product["head, 41% of the rows"]["bfloat16"]["ms"] / 0.41
+    between = shape.blocks * 64 * shape.length * shape.width * (STREAM - 2 * low + TURNED * (not low))
+    copied = between / found["between"]["copy"]["GB/s"] / 1e6
+    return (whole + rows) * after + (whole + (2 + rows) / 3) * before + mixed + rows * head + copied
+
+
+def spent(found: dict[str, Any]) -> Iterator[str]:
+    """A body's time by kind of kernel, in every precision that was profiled."""
+    profiles = {name.removeprefix("profile "): kinds(one) for name, one in found.items() if name.startswith("profile")}
+    yield f"| a body at batch 64, ms by profile | {' | '.join(profiles)} |"
+    yield "|---|" + "---|" * len(profiles)
+    for kind in [*KINDS, "rest"]:
+        yield f"| {kind} | {' | '.join(f'{one[kind]:.1f}' for one in profiles.values())} |"
+
+
+def paths(found: dict[str, Any]) -> Iterator[str]:
+    """Each path beside bare forwards in the same run, and beside the least that its arithmetic takes."""
+    times = found["times batch 64 nfe 64"]
+    yield "| batch 64, 64 calls | head rows | of bare | the least |"
+    yield "|---|---|---|---|"
+    for name, one in times.items():
+        precision, _, sampler = name.partition(" ")
+        if name != "bare":
+            runs = sampler in ("native", "CRS", "Mend")  # and is no candidate
+            floor = least(found, precision, one["head_rows"]) / times["bare"]["ms a call"] if runs else 0
+            yield f"| {name} | {one['head_rows']:.2f} | {min(one['ratios']):.3f} | {f'{floor:.2f}' if runs else ''} |"
+
+
+def alone(found: dict[str, Any]) -> str:
+    attention, between = found["attention"], found["between"]
+    mixed, flash = (attention["as the body calls it"]["TFLOP/s"], attention["flash"]["side by side"]["TFLOP/s"])
+    rates = [one["bfloat16"]["TFLOP/s"] for one in found["products"].values() if isinstance(one, dict)]
+    norms = [f"norm to bfloat16, {n} updates, {fused.ROWS} together, {fused.WARPS} warps" for n in (1, 2)]
+    slow, fast = sorted(between[name]["GB/s"] / 1000 for name in norms)
+    return (
+        f"The fastest of the runs. In two passes a kernel rotates or takes GELU after its product; joined, in "
+        f"bfloat16, was tried and not kept. By themselves, bfloat16 products of these shapes run at {min(rates):.0f} "
+        f"to {max(rates):.0f} TFLOP/s, attention at {mixed:.0f} by cuDNN ({flash:.0f} by the FlashAttention that torch "
+        f"has), the norms' kernel at {slow:.1f} to {fast:.1f} TB/s where a copy runs at "
+        f"{between['copy']['GB/s'] / 1000:.1f}. The last column is what a call would take if every product and all "
+        f"attention ran as fast as alone, and all that travels between them at the speed of a copy, laws not read: "
+        f"less than that takes other arithmetic."
+    )
+
+
+def beside_released(found: dict[str, Any]) -> str:
+    times = found["times batch 16 nfe 64"]
+    said = ", and ".join(
+        f"{times[f'released native / {precision}']:.1f} and {times[f'released top-p .9 / {precision}']:.1f} times as "
+        f"long as ours in {precision}"
+        for precision in ("bfloat16", "float8")
+    )
+    return f"At batch 16 and 64 calls the released functions, at p = 1 and p = .9, take {said}."
+
+
+def changed(found: dict[str, Any]) -> str:
+    """What float8 does to laws and to texts."""
+    laws = {
+        name.removeprefix("laws "): max(v for what, v in one.items() if what.startswith("float8 ") and "law" in what)
+        for name, one in found.items()
+        if name.startswith("laws")
+    }
+    texts = {name.removeprefix("texts "): one for name, one in found.items() if name.startswith("texts")}
+    arms = [arm for one in texts.values() for arm in one.values()]
+    moved = {what: max((arm[what]["difference"] for arm in arms), key=lambda d: abs(d["mean"])) for what in arms[0]}
+    nll, entropy = (f"{one['mean']:+.3f} ± {one['se']:.3f}" for one in (moved["nll"], moved["entropy"]))
+    within = " and ".join(f"{errors(arms):.1f} errors on `{model}`" for model, arms in texts.items())
+    return (
+        f"A law in float8 differs from bfloat16's by a total variation, on average, of at most {laws['mini']:.3f} on "
+        f"`mini` and {laws['mini-distilled']:.3f} on `mini-distilled`, on their own texts under noise, and of "
+        f"{laws['released shape']:.2f} with random weights of the released size, where every error is amplified. Of "
+        f"4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's within {within}; paired, "
+        f"on the same randomness, they move by up to {nll} and {entropy} nats."
+    )
+
+
+def errors(arms: dict[str, Any]) -> float:
+    """How many errors of a difference of independent texts the two precisions are apart at most."""
+    return max(
+        abs(one["difference"]["mean"]) / math.hypot(one["bfloat16"]["se"], one["float8"]["se"])
+        for arm in arms.values()
+        for one in arm.values()
+    )
+
+
+def page(found: dict[str, Any]) -> str:
+    """The words of docs/speed.md on the body and on float8."""
+    words = (textwrap.fill(say(found), 120, break_on_hyphens=False) for say in (alone, beside_released, changed))
+    return "\n".join([*spent(found), "", *paths(found), "", "\n\n".join(words)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/body.json"))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
+    parser.add_argument("--page", type=Path, help="fill this page from --out, and measure nothing")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, whose times mean nothing")
     options = parser.parse_args()
+    if options.page is not None:
+        put(options.page, "body", page(json.loads(options.out.read_text(encoding="utf-8"))))
+        return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}

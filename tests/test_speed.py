@@ -249,6 +249,38 @@ def test_the_floor_makes_the_products_of_the_network_and_no_others(name: str, sh
     assert counted.get_total_flops() == 2 * told + 2 * positions * (sizes.work(1) - sizes.blocks * attention)
 
 
+def test_the_page_has_the_body_as_it_was_measured() -> None:
+    """And what stands in the way of less: even the least that the arithmetic takes is more than one would like."""
+    body = runpy.run_path(str(ROOT / "benchmarks/body.py"))
+    found = json.loads((ROOT / "benchmarks/results/body.json").read_text(encoding="utf-8"))
+    said = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    assert f"<!-- body -->\n{body['page'](found)}\n<!-- end -->" in said
+    paths, bare = found["times batch 64 nfe 64"], found["times batch 64 nfe 64"]["bare"]["ms a call"]
+
+    def least(name: str) -> float:
+        ratio: float = body["least"](found, name.split()[0], paths[name]["head_rows"]) / bare
+        assert ratio < min(paths[name]["ratios"])
+        return ratio
+
+    assert least("bfloat16 native") > 0.60
+    assert least("bfloat16 CRS") > 0.68
+    assert least("float8 native") > 0.47
+    few = found["times batch 16 nfe 64"]
+    assert few["released native / float8"] > 10
+    assert few["released top-p .9 / float8"] > 30
+    for name in ("mini", "mini-distilled"):
+        assert max(v for what, v in found[f"laws {name}"].items() if "float8" in what and "law" in what) < 0.03
+    assert body["errors"](found["texts mini"]) < 2
+
+
+def test_a_kernel_is_of_one_kind() -> None:
+    kinds = runpy.run_path(str(ROOT / "benchmarks/body.py"))["kinds"]
+    found = kinds(
+        [{"kernel": name, "ms": ms} for name, ms in (("nvjet_a", 1.0), ("_norm_kernel", 2.0), ("Memset", 4.0))]
+    )
+    assert {kind: ms for kind, ms in found.items() if ms} == {"matrix products": 1, "sums, gates, norms": 2, "rest": 4}
+
+
 def test_arithmetic_times_every_backend() -> None:
     taken = speed.arithmetic(backends("cpu"), (1, 8, 100), steps=3)
     assert set(taken) == {"dense", "lazy"}
