@@ -131,6 +131,11 @@ def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
 # -- join -------------------------------------------------------------------------------------------------------------
 
 
+def brief(seconds: float) -> str:
+    """In three figures, or in whole ones."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
 class Cheapest(NamedTuple):
     """What reaches the released sampler's quality on one device, with the least time for a thousand texts."""
 
@@ -159,8 +164,8 @@ class Cheapest(NamedTuple):
     def row(self) -> str:
         how = "mixed" if len(self.shares) > 1 else "one arm"
         return (
-            f"| {self.where} | {self.caption} | {self.readout} | {self.released:.3g} | {how} | {self.nfe} "
-            f"| {self.words} | {signed(self.less, 3)} | {self.seconds:.3g} | {self.times:.0f} |"
+            f"| {self.where} | {self.caption} | {self.readout} | {brief(self.released)} | {how} | {self.nfe} "
+            f"| {self.words} | {signed(self.less, 3)} | {brief(self.seconds)} | {self.times:.0f} |"
         )
 
 
@@ -237,6 +242,14 @@ def timed(times: dict[str, Any]) -> str:
 
 
 NOTHING = "nothing that was timed"
+
+
+def whose(times: dict[str, Any]) -> str:
+    """Which arms have a time of their own."""
+    few = times["about"]["every arm up to"]
+    return f", every arm up to {few} and the first of each family beyond" if few else ", the first arm of each family"
+
+
 HEAD = (
     "| timed | texts of | readout | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
@@ -249,6 +262,8 @@ def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequen
         f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
     )
     rows = "\n".join(one.row for one in found)
+    marks = " ".join(f"On {one['about']['device']} {timed(one)} calls were timed{whose(one)}." for one in every)
+    marks = textwrap.fill(marks, 120, break_on_hyphens=False)
     random = (
         " That of the released size is random:\nits times are joined with the calls that the built-in models need."
         if any(one["about"]["model"] == RANDOM for one in every)
@@ -266,13 +281,12 @@ network and on the machine that stand first: {made}.{random}
 {HEAD}
 {rows}
 
-Timed were {timed(every[0])} calls; up to {every[0]["about"]["every arm up to"]} each arm has its own time, beyond that
-of its family's first.
+{marks}
 
 ```
 limpet study run pareto --preset mini-gpu
 python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
-python benchmarks/pareto.py join benchmarks/results/pareto-h200.json
+python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/pareto-cpu.json
 ```
 """
 
@@ -292,9 +306,9 @@ def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
 
     words = (
         f"[What quality costs](docs/speed.md) on {found[0].where}: {TEXTS:,} texts by the released functions at top-p "
-        f".9 and {preset.most} calls, which end with an argmax, take {own[0].released:.3g} s. What reaches their NLL "
-        f"at their entropy: {said('argmax')}. A draw in place of that argmax makes their texts better at no cost; what "
-        f"reaches that: {said('ancestral')}."
+        f".9 and {preset.most} calls, which end with an argmax, take {brief(own[0].released)} s. What reaches their "
+        f"NLL at their entropy: {said('argmax')}. A draw in place of that argmax makes their texts better at no cost; "
+        f"what reaches that: {said('ancestral')}."
     )
     return f"![{drawn.caption}](docs/images/pareto.svg)\n\n{textwrap.fill(words, 120, break_on_hyphens=False)}\n"
 
