@@ -342,6 +342,7 @@ KINDS = {
     "attention": ("sdpa", "flash", "fmha"), "sums, gates, norms": ("_norm_kernel",), "rotation": ("_rotate_kernel",),
     "GELU": ("_gelu_kernel",), "matrix products": ("nvjet", "gemm", "cutlass", "_kernel"),
 }  # fmt: skip
+READ = {"native": "moved", "CRS": "looked at", "Mend": "looked at"}  # what is mostly done with a law, by sampler
 STREAM, TURNED = 22, 8  # bytes of a feature that a block's two norms move, and its rotation, in bfloat16
 
 
@@ -382,17 +383,26 @@ def spent(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {kind} | {' | '.join(f'{one[kind]:.1f}' for one in profiles.values())} |"
 
 
-def paths(found: dict[str, Any]) -> Iterator[str]:
+def paths(found: dict[str, Any], parts: dict[str, float]) -> Iterator[str]:
     """Each path beside bare forwards in the same run, and beside the least that its arithmetic takes."""
     times = found["times batch 64 nfe 64"]
-    yield "| batch 64, 64 calls | head rows | of bare | the least |"
-    yield "|---|---|---|---|"
+    bare = times["bare"]["ms a call"]
+    yield "| batch 64, 64 calls | head rows | of bare | the least | with laws read |"
+    yield "|---|---|---|---|---|"
     for name, one in times.items():
         precision, _, sampler = name.partition(" ")
-        if name != "bare":
-            runs = sampler in ("native", "CRS", "Mend")  # and is no candidate
-            floor = least(found, precision, one["head_rows"]) / times["bare"]["ms a call"] if runs else 0
-            yield f"| {name} | {one['head_rows']:.2f} | {min(one['ratios']):.3f} | {f'{floor:.2f}' if runs else ''} |"
+        rows = one["head_rows"]
+        told = f"| {name} | {rows:.2f} | {min(one['ratios']):.3f} |"
+        if sampler in READ:
+            floor = least(found, precision, rows)
+            yield f"{told} {floor / bare:.2f} | {(floor + rows * reading(parts, READ[sampler])) / bare:.2f} |"
+        elif name != "bare":  # a candidate
+            yield f"{told} | |"
+
+
+def reading(parts: dict[str, float], how: str) -> float:
+    """Milliseconds for the laws of all positions at batch 64, from benchmarks/gpu.py's time for some of them."""
+    return parts[f"rows {how}, 2048 8 64"] * 64 * Shape().length / 5248
 
 
 def alone(found: dict[str, Any]) -> str:
@@ -406,9 +416,10 @@ def alone(found: dict[str, Any]) -> str:
         f"bfloat16, was tried and not kept. By themselves, bfloat16 products of these shapes run at {min(rates):.0f} "
         f"to {max(rates):.0f} TFLOP/s, attention at {mixed:.0f} by cuDNN ({flash:.0f} by the FlashAttention that torch "
         f"has), the norms' kernel at {slow:.1f} to {fast:.1f} TB/s where a copy runs at "
-        f"{between['copy']['GB/s'] / 1000:.1f}. The last column is what a call would take if every product and all "
-        f"attention ran as fast as alone, and all that travels between them at the speed of a copy, laws not read: "
-        f"less than that takes other arithmetic."
+        f"{between['copy']['GB/s'] / 1000:.1f}. The least is what a call would take if every product and all "
+        f"attention ran as fast as alone, and all that travels between them at the speed of a copy: less takes other "
+        f"arithmetic. The last column adds the kernel that reads laws, as fast as in the table of parts above; Mend "
+        f"also asks how far laws contradict its labels, and draws from a nucleus, which were not timed by themselves."
     )
 
 
@@ -452,10 +463,10 @@ def errors(arms: dict[str, Any]) -> float:
     )
 
 
-def page(found: dict[str, Any]) -> str:
+def page(found: dict[str, Any], parts: dict[str, float]) -> str:
     """The words of docs/speed.md on the body and on float8."""
     words = (textwrap.fill(say(found), 120, break_on_hyphens=False) for say in (alone, beside_released, changed))
-    return "\n".join([*spent(found), "", *paths(found), "", "\n\n".join(words)])
+    return "\n".join([*spent(found), "", *paths(found, parts), "", "\n\n".join(words)])
 
 
 def main() -> None:
@@ -464,15 +475,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
-    parser.add_argument("--page", type=Path, help="fill this page from --out, and measure nothing")
+    parser.add_argument("--page", type=Path, help="fill this page from --out and --parts, and measure nothing")
+    parser.add_argument("--parts", type=Path, default=Path("benchmarks/results/h200.json"), help="made by gpu.py")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, whose times mean nothing")
     options = parser.parse_args()
     if options.page is not None:
-        put(options.page, "body", page(json.loads(options.out.read_text(encoding="utf-8"))))
+        found, other = (json.loads(path.read_text(encoding="utf-8")) for path in (options.out, options.parts))
+        put(options.page, "body", page(found, other["parts"]))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
     found |= {"device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__}
 
     def section(name: str, function: Callable[..., Any], *given: Any) -> None:
