@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from limpet import CRS, Native
 from limpet.denoisers.files import MINIS
-from limpet.errors import LimpetError
 from limpet.lab import Results, Shelf, Store, Summary, units
 from limpet.registry import from_file
 from limpet.stats import mean_se
@@ -82,7 +81,7 @@ def test_the_study_has_every_row_once():
 
 
 @pytest.mark.parametrize("model", card.NAMES)
-def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, results, data):
+def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, results, data, tmp_path):
     """Training, storage and the split of the books come from files that are here: those to the last digit."""
     text = (MINIS / model / "README.md").read_text()
     books = {**BOOKS, "draws": 1} if model == "mini-judge" else BOOKS
@@ -94,7 +93,10 @@ def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, resul
         if block in ("training", "storage"):
             assert content == committed
         assert masked(content) == masked(committed), block
-    filled = card.fill(text, blocks)
+    page = Path(shutil.copy(MINIS / model / "README.md", tmp_path))
+    for block, content in blocks.items():
+        card.put(page, block, content)
+    filled = page.read_text()
     assert all(between(filled, block) == content for block, content in blocks.items())
     assert masked(filled) == masked(text)
 
@@ -127,15 +129,6 @@ def test_findings_are_the_figures_of_the_study(results):
     assert [holds for _, holds in card.findings(failed)] == [True, False, True, True]
     assert "1.000 ± 0.000" in card.sample_blocks(failed, REAL)["findings"].splitlines()[1]
     assert "**It does not hold.**" in card.sample_blocks(failed, REAL)["findings"].splitlines()[1]
-
-
-def test_a_card_is_filled_between_its_markers():
-    before = "top\n<!-- a -->\nold\n<!-- end -->\nmiddle\n<!-- b -->\n<!-- end -->\n"
-    assert card.fill(before, {"a": "x", "b": "y"}) == (
-        "top\n<!-- a -->\nx\n<!-- end -->\nmiddle\n<!-- b -->\ny\n<!-- end -->\n"
-    )
-    with pytest.raises(LimpetError, match="no place for 'c'"):
-        card.fill(before, {"c": "z"})
 
 
 def test_a_measurement_is_made_once(tmp_path):
