@@ -232,7 +232,7 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
     assert "exact:words, d (batch 4, the released functions 2)" in said
     assert "top-p .9 and 8 calls" in said
     leads = " ".join(front.split())
-    assert "8 calls, which end with an argmax, take 60 s." in leads
+    assert "top-p .9 and 8 calls take 60 s. By default they end with a draw" in leads
     assert "on `words` 2 calls of `mend budget=.25`, 120 times as fast" in leads
     larger = {**about, "about": {"device": "d", "model": "trained-like", "every arm up to": 2}}
     assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # whose texts nobody judged
@@ -281,9 +281,11 @@ def test_pages_say_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_what_the_released_quality_costs_on_a_gpu() -> None:
-    """A sixtieth of the released functions' time at most, on both built-in models, their texts read out as released."""
+    """On both built-in models, a tenth of the released functions' time at most; a sixtieth with their greedy tail."""
     results = report.read(study("pareto", GPU), ROOT / "docs/reports/mini/pareto-mini-gpu")
     times = json.loads((MEASURED / "pareto-h200.json").read_text())
-    found = [one for one in BENCH["cheapest"](times, results, GPU) if one.readout == "argmax"]
-    assert {one.caption for one in found} == set(GPU.captions.values())
-    assert min(one.times for one in found) >= 60
+    found = list(BENCH["cheapest"](times, results, GPU))
+    for readout in pareto.RELEASED:
+        assert {one.caption for one in found if one.readout == readout} == set(GPU.captions.values())
+    assert min(one.times for one in found if one.readout == "argmax") >= 60
+    assert min(one.times for one in found if one.readout == "ancestral") >= 10

@@ -1,10 +1,11 @@
 """What the released sampler's quality costs: NLL at the entropy that the released sampler has, by number of calls.
 
-The released sampler is top-p .9 at a preset's most calls, read out by argmax as it was released, or by one more draw. A
-family is held against it by what its arms at one number of calls reach at that entropy. A share of the texts from one
-arm and the rest from another have the means of both, entropy and NLL alike, so what lies between two arms is reached by
-mixing their texts, and the lower hull of a family's arms is the least NLL that it can be asked for. The time that goes
-with it is another measurement's: benchmarks/pareto.py puts both together."""
+The released sampler is top-p .9 at a preset's most calls, read out by one more draw, which is its default, or by
+argmax, its greedy tail and the paper's readout. A family is held against it by what its arms at one number of calls
+reach at that entropy. A share of the texts from one arm and the rest from another have the means of both, entropy and
+NLL alike, so what lies between two arms is reached by mixing their texts, and the lower hull of a family's arms is the
+least NLL that it can be asked for. The time that goes with it is another measurement's: benchmarks/pareto.py puts both
+together."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ from limpet.studies.published import Beside, Claims, ticks
 
 OWN: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("pareto.toml").read_text("utf-8"))
 MORE = {family: [arm for arm in samplers.FAMILIES[family] if arm not in arms] for family, arms in OWN.items()}
-RELEASED = {"argmax": "native top_p=.9", "ancestral": "native top_p=.9 endpoint=ancestral"}  # by readout
+RELEASED = {
+    "argmax": "native top_p=.9",
+    "ancestral": "native top_p=.9 endpoint=ancestral",
+}  # by readout
 STUDY = {key: samplers.STUDY[key] for key in ("real", "digits")}  # so that it shares that study's cells
 X, Y = "network calls", "NLL less the released sampler's, at its entropy"
 
