@@ -35,7 +35,6 @@ import limpet
 from limpet import LimpetError, speed, studies
 from limpet.denoisers.duo import Duo
 from limpet.denoisers.files import usable_device
-from limpet.engine.steps import released
 from limpet.lab import Results
 from limpet.lab.claims import below
 from limpet.lab.page import Figure, Panel, Series, signed
@@ -63,12 +62,6 @@ def best_batch(model: Duo, batches: Sequence[int], runs: int) -> int:
     return max(batches, key=rate) if len(batches) > 1 else batches[0]
 
 
-def released_path(model: Duo, forward: speed.Forward, top_p: float, batch: int) -> speed.Calls:
-    """Generations by the released functions around a bare forward."""
-    sampler = Native(top_p=top_p, endpoint="ancestral")
-    return speed.generation(speed.Bare(model, forward), sampler, batch, released.BACKEND)
-
-
 def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> dict[str, Any]:
     """The released functions at a preset's most calls, at the largest batch that fits in memory. Every one of their
     calls does the same, so that fewer of them tell what all would take."""
@@ -78,9 +71,10 @@ def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> d
     def taken(
         forward: speed.Forward, masses: Sequence[float], batch: int, calls: int, runs: int
     ) -> dict[str, float | None]:
-        paths = {f"{p:g}": released_path(model, forward, p, batch) for p in masses}
+        samplers = {f"{p:g}": Native(top_p=p) for p in masses}
+        paths = speed.released_generations(model, forward, batch, samplers)
         costs = speed.measure(paths, calls, batch * model.length, runs, model.device)
-        return {p: per_texts(cost, batch, preset.most / calls) for p, cost in costs.items()}
+        return {p: per_texts(costs[f"released {p}"], batch, preset.most / calls) for p in samplers}
 
     for batch in sorted(options.released_batches, reverse=True):
         if None in taken(model.network, (0.9,), batch, 2, 1).values():
