@@ -23,6 +23,17 @@ NO_LABELS = {  # what the native sampler would say of labels
 }  # fmt: skip
 
 
+def stepping(times: list[float], weave: bool, r: int, i: int) -> tuple[float, float] | None:
+    """The times that a position steps from and to in a call, None where it is not its turn; after the last time comes
+    clean text, at 0."""
+    nodes = [*times, 0.0]
+    if not weave:
+        return nodes[r], nodes[r + 1]
+    if i % 2 != r % 2:
+        return None
+    return nodes[r - 1 if r else 0], nodes[r + 1]
+
+
 @dataclass
 class Path:
     """What a sample did, call by call."""
@@ -37,6 +48,8 @@ class Path:
 
 def grid(nfe: int, warmup: float, kind: str) -> list[float]:
     first = round(warmup * (nfe - 1))
+    if kind == "quadratic":
+        return [(1 + (math.sqrt(EPS) - 1) * k / (nfe - 1)) ** 2 for k in range(nfe)]
     if kind == "uniform" or first in (0, nfe - 1):
         return [1 + (EPS - 1) * k / (nfe - 1) for k in range(nfe)]
     split = 1 - warmup * (1 - EPS)
@@ -171,15 +184,17 @@ def run(
         path.laws.append(law_of(model, shown, times[r], knobs.temperature))
         return path.laws[-1]
 
-    def advance(laws: list[list[float]], r: int, signal_s: float) -> list[int]:
+    def advance(laws: list[list[float]], r: int) -> list[int]:
         late = knobs.top_p if knobs.late_top_p is None else knobs.late_top_p
         p = knobs.top_p if r < warmup else late
         moved = list(state)
         for i in free:
+            if (span := stepping(times, knobs.weave, r, i)) is None:
+                continue
             kept = keeps(knobs, laws[i], p)
             law = laws[i] if all(kept) else literal.restricted(laws[i], kept)
             coins, tokens = pair(r, i, COINS), pair(r, i, TOKENS)
-            moved[i] = move(law, state[i], 1 - 0.999 * times[r], signal_s, coins, tokens)
+            moved[i] = move(law, state[i], *(1 - 0.999 * t for t in span), coins, tokens)
         return moved
 
     state = [fixed[i] if i in fixed else int(pair(0, i, START)[0] * size) for i in range(length)]
@@ -200,12 +215,12 @@ def run(
         for i in chosen:
             path.selected_at[i] = r
             path.labels[i] = recorded[i] if knobs.values == "recorded" else value(knobs, laws[i], pair(r, i, VALUES)[0])
-        state = advance(laws, r, 1 - 0.999 * times[r + 1])
+        state = advance(laws, r)
 
     laws = look(last)
     for i in mended(knobs, path.labels, laws, visible(last), last):
         path.labels[i] = ranked(laws[i])[0]
-    path.tokens = [ranked(law)[0] for law in laws] if knobs.endpoint == "argmax" else advance(laws, last, 1.0)
+    path.tokens = [ranked(law)[0] for law in laws] if knobs.endpoint == "argmax" else advance(laws, last)
     for i, token in fixed.items():
         path.tokens[i] = token
     if knobs.write != "input" or knobs.endpoint == "copied":

@@ -38,7 +38,7 @@ Weights = Callable[
 
 NATIVE = {
     "warmup": 0.33, "grid": "two-piece", "temperature": 1.0, "top_p": 1.0, "late_top_p": None, "boundary": "released",
-    "top_k": None, "min_p": 0.0, "endpoint": "argmax",
+    "top_k": None, "min_p": 0.0, "endpoint": "argmax", "weave": False,
 }  # fmt: skip
 CRS = {"horizon": None, "budget": 0.5, "spacing": 4, "count": None}
 
@@ -129,9 +129,9 @@ class Walk:
     def step(self, r: int) -> None:
         laws, after = self.laws(r), list(self.state)
         for i in self.free:
-            law = cut(laws[i], self.knobs, r >= self.early)
-            b = 1.0 if r == self.last else signal(self.times[r + 1])
-            after[i] = self.move(i, law, r, signal(self.times[r]), b)
+            if span := plain.stepping(self.times, self.knobs.weave, r, i):
+                law = cut(laws[i], self.knobs, r >= self.early)
+                after[i] = self.move(i, law, r, *map(signal, span))
             if r == self.last and self.knobs.endpoint == "argmax":
                 after[i] = ranked(laws[i])[0]
         if hasattr(self.knobs, "budget") and self.early <= r < self.last:
@@ -334,13 +334,12 @@ def guided(one: One, knobs: Any) -> list[int]:
             for p, q in zip(laws, other, strict=True):
                 powers = [x ** (1 + knobs.weight) / y**knobs.weight for x, y in zip(p, q, strict=True)]
                 law.append([x / sum(powers) for x in powers])
-        last = k == nodes - 1
-        if last and knobs.endpoint == "argmax":
+        if k == nodes - 1 and knobs.endpoint == "argmax":
             return [ranked(law[i])[0] if i in one.free else state[i] for i in range(one.length)]
-        signal_s = 1.0 if last else signal(times[k + 1])
         for i in one.free:
-            coins, tokens = one.pair(k, i, COINS), one.pair(k, i, TOKENS)
-            state[i] = plain.move(law[i], state[i], signal(t), signal_s, coins, tokens)
+            if span := plain.stepping(times, knobs.weave, k, i):
+                coins, tokens = one.pair(k, i, COINS), one.pair(k, i, TOKENS)
+                state[i] = plain.move(law[i], state[i], *map(signal, span), coins, tokens)
     return state
 
 

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     kind: str
     written: Callable[..., list[int]]  # the transcription
     arms: tuple[str, ...] = ("",)  # knobs to try it with
-    family: str = ""  # the knobs that are exact; {2/N} stands for itself, N the number of calls
+    families: tuple[str, ...] = ("",)  # knobs that are exact; {2/N} stands for itself, N the number of calls
     rate: float = 0.6  # what is left of the distance to the data law, at most, with twice the calls
     calls: tuple[int, ...] = (16, 32, 64)  # from one to the next about twice as many
     law: Callable[..., Tensor] = output_law  # a source and a sampler -> (V**L,) the law of its outputs
@@ -60,7 +60,10 @@ LAST = "endpoint=ancestral grid=uniform"
 TABLE = {
     "native": Entry(
         "exact", written.by_two_coins(written.ancestral),
-        ("", "top_p=.8", "top_k=3 endpoint=ancestral", "min_p=.3 late_top_p=.9", "temperature=.7 grid=uniform"), LAST,
+        ("", "top_p=.8", "top_k=3 endpoint=ancestral", "min_p=.3 late_top_p=.9", "temperature=.7 grid=uniform",
+         "weave=true top_p=.9", "weave=true grid=quadratic endpoint=ancestral"),
+        (LAST, f"{LAST} weave=true", "endpoint=ancestral grid=quadratic",
+         "endpoint=ancestral grid=quadratic weave=true"),
         limits=(("temperature=1 top_p=1 top_k=7 min_p=0", "native"),),
     ),
     "crs": Entry(
@@ -71,7 +74,7 @@ TABLE = {
     "mend": Entry(
         "heuristic", written.labelled,
         ("", "mend=5 apart=0 spacing=0 turns=2", "endpoint=ancestral horizon=3 budget=.4 late_top_p=none mend=3",
-         "endpoint=argmax write=both values=second mend=9 apart=1 turns=1"),
+         "endpoint=argmax write=both values=second mend=9 apart=1 turns=1", "weave=true grid=quadratic budget=.3"),
         limits=(("mend=0 late_top_p=none budget=.5 spacing=4", "crs endpoint=copied"),
                 ("count=0 endpoint=ancestral", "native late_top_p=.8 endpoint=ancestral")),
     ),
@@ -79,12 +82,13 @@ TABLE = {
         "exact", written.by_two_coins(written.psi),
         ("", "eta=.5", "rule=cap eta=.3", "rule=rescale-remdm eta=.3 top_p=.9", "rule=loop eta=.05 endpoint=ancestral",
          "rule=constant eta=.4", "rule=constant eta=1", "rule=constant eta=.7 start=.3 stop=.8"),
-        f"rule=constant eta={{2/N}} {LAST}",
+        (f"rule=constant eta={{2/N}} {LAST}",),
         limits=(*((f"rule={rule} eta=0", "native") for rule in ("cap", "rescale", "rescale-remdm", "constant")),
                 ("rule=cap eta=1 start=1", "native"), ("rule=constant eta=1", "ddim stay=0")),
     ),
     "ddim": Entry(
-        "exact", written.by_two_coins(written.ddim), ("", "stay=.5", "stay=0 top_p=.8", "endpoint=ancestral"), LAST,
+        "exact", written.by_two_coins(written.ddim),
+        ("", "stay=.5", "stay=0 top_p=.8", "endpoint=ancestral", "weave=true stay=.7"), (LAST,),
         limits=(("stay=0", "psi rule=constant eta=1"),),
     ),
     "gibbs": Entry(
@@ -93,13 +97,13 @@ TABLE = {
          "choose=margin", "choose=margin positions=12 corrections=2 tau=.5 predictor=native,temperature=.8",
          "predictor=crs,spacing=1,budget=1 positions=4", "predictor=crs,horizon=1 choose=margin positions=30",
          "predictor=psi,eta=.4 corrections=3 positions=2", "predictor=ddim corrections=9"),
-        f"predictor=native,{LAST.replace(' ', ',')}", 0.45,
+        (f"predictor=native,{LAST.replace(' ', ',')}",), 0.45,
         limits=(("corrections=0", "native"), ("corrections=7", "native"),
                 ("corrections=0 predictor=crs,budget=.2 choose=margin", "crs budget=.2")),
     ),
     "trapezoidal": Entry(
-        "exact", written.by_rule(written.trapezoidal), ("", "endpoint=ancestral", "theta=.3 grid=uniform"), LAST, 0.45,
-        (17, 33, 65), of_the_trapezoidal_rule,
+        "exact", written.by_rule(written.trapezoidal), ("", "endpoint=ancestral", "theta=.3 grid=uniform"), (LAST,),
+        0.45, (17, 33, 65), of_the_trapezoidal_rule,
     ),
     "entropy-bound": Entry(
         "heuristic", written.by_rule(written.entropy_bound),
@@ -120,7 +124,7 @@ TABLE = {
     ),
     "guided": Entry(
         "heuristic", written.by_rule(written.guided),
-        ("", "weight=2.5 endpoint=ancestral", "without=uniform weight=.5"), least=3,
+        ("", "weight=2.5 endpoint=ancestral", "without=uniform weight=.5", "weave=true grid=quadratic"), least=3,
     ),
 }  # fmt: skip
 
@@ -150,12 +154,12 @@ def arm(name: str, knobs: str, nfe: int = NFE) -> Sampler:
 
 def nears_the_data_law(name: str, entry: Entry) -> None:
     """In total variation, on a Markov source of 3 symbols and 5 positions."""
-    source, found = chain(5), []
-    for nfe in entry.calls:
-        sampler = arm(name, entry.family.replace("{2/N}", f"{2 / nfe}"), nfe)
-        found.append(float(total_variation(entry.law(source, sampler), truth(source))))
-    assert found[0] < 0.1
-    assert all(after <= entry.rate * before for before, after in pairwise(found)), found
+    source = chain(5)
+    for family in entry.families:
+        samplers = [arm(name, family.replace("{2/N}", f"{2 / nfe}"), nfe) for nfe in entry.calls]
+        found = [float(total_variation(entry.law(source, sampler), truth(source))) for sampler in samplers]
+        assert found[0] < 0.1
+        assert all(after <= entry.rate * before for before, after in pairwise(found)), (family, found)
 
 
 def noisy(law: Tensor, signal: float, vocab_size: int, length: int) -> Tensor:
@@ -165,7 +169,7 @@ def noisy(law: Tensor, signal: float, vocab_size: int, length: int) -> Tensor:
 
 
 def leaves_every_level_as_it_is(name: str, entry: Entry) -> None:
-    source, sampler = chain(5), arm(name, entry.family, 12)
+    source, sampler = chain(5), arm(name, entry.families[0], 12)
     assert isinstance(sampler, Gibbs)
     seen = 0
     for call in range(sampler.nfe):
@@ -279,11 +283,18 @@ def test_a_limit_is_bit_equal(name: str, knobs: str, other: str, nfe: int) -> No
     assert torch.equal(one, same)
 
 
-@pytest.mark.parametrize("predictor", ["trapezoidal", "entropy-bound", "gibbs", "no such thing", "native,nfe=3"])
+@pytest.mark.parametrize(
+    "predictor", ["trapezoidal", "entropy-bound", "gibbs", "no such thing", "native,nfe=3", "native,weave=true"]
+)
 def test_what_cannot_be_corrected_is_one_sentence(predictor: str) -> None:
     with pytest.raises(LimpetError) as caught:
         Gibbs(nfe=NFE, predictor=predictor)
     assert "\n" not in str(caught.value)
+
+
+def test_a_leap_of_every_other_position_is_refused() -> None:
+    with pytest.raises(LimpetError, match="weave True; it takes False"):
+        Trapezoidal(nfe=NFE, weave=True)
 
 
 # -- and one of each kind that is wrong on purpose is found out -------------------------------------------------------
@@ -300,9 +311,11 @@ def test_a_sampler_without_an_entry_is_found_out(monkeypatch: pytest.MonkeyPatch
 def test_a_sampler_without_an_entry_of_its_kind_is_found_out() -> None:
     """A heuristic does not pass for exact, nor a corrector that is none for an invariant one."""
     with pytest.raises(AssertionError):
-        nears_the_data_law("native", TABLE["native"]._replace(family=f"{LAST} top_p=.9"))
+        nears_the_data_law("native", TABLE["native"]._replace(families=(f"{LAST} top_p=.9",)))
     with pytest.raises(AssertionError):
-        leaves_every_level_as_it_is("gibbs", TABLE["gibbs"]._replace(family=f"{TABLE['gibbs'].family} positions=2"))
+        leaves_every_level_as_it_is(
+            "gibbs", TABLE["gibbs"]._replace(families=(f"{TABLE['gibbs'].families[0]} positions=2",))
+        )
 
 
 def test_a_wrong_coin_does_not_near_the_data_law(monkeypatch: pytest.MonkeyPatch) -> None:

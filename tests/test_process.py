@@ -209,6 +209,12 @@ def test_the_uniform_grid_does_not_know_the_warmup() -> None:
     torch.testing.assert_close(grid.diff(), grid.diff()[:1].expand(63), rtol=1e-9, atol=0)
 
 
+def test_the_quadratic_grid_is_the_square_of_an_even_one() -> None:
+    grid = as_tensor(process.quadratic_grid(9))
+    torch.testing.assert_close(grid.sqrt().diff(), grid.sqrt().diff()[:1].expand(8), rtol=1e-9, atol=0)
+    assert grid[4].item() == pytest.approx((1 + 1e-5**0.5) ** 2 / 4, abs=1e-12)
+
+
 @pytest.mark.parametrize(("nfe", "warmup"), [(8, 0.0), (8, 0.05), (8, 1.0), (8, 0.95), (2, 0.33), (2, 0.9)])
 def test_with_no_step_on_one_side_the_grid_is_uniform(nfe: int, warmup: float) -> None:
     assert process.two_piece_grid(nfe, warmup) == process.uniform_grid(nfe)
@@ -216,7 +222,7 @@ def test_with_no_step_on_one_side_the_grid_is_uniform(nfe: int, warmup: float) -
 
 @given(nfe=st.integers(2, 200), warmup=st.floats(0, 1))
 def test_every_grid_falls_from_one_to_eps(nfe: int, warmup: float) -> None:
-    for grid in map(as_tensor, (process.two_piece_grid(nfe, warmup), process.uniform_grid(nfe))):
+    for grid in (as_tensor(grid(nfe, warmup)) for grid in process.GRIDS.values()):
         assert grid.shape == (nfe,)
         assert grid[0] == 1
         assert grid[-1].item() == pytest.approx(process.EPS, abs=1e-14)

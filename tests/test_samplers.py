@@ -8,6 +8,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, fields
+from itertools import pairwise
 from pathlib import Path as File
 from typing import Any
 
@@ -185,7 +186,19 @@ def endpoint() -> None:
 def grid() -> None:
     assert [info.t for info in run(BASE)[1]] == list(process.two_piece_grid(8, 0.33))
     assert [info.t for info in run(BASE.but(grid="uniform"))[1]] == list(process.uniform_grid(8))
+    assert [info.t for info in run(BASE.but(grid="quadratic"))[1]] == list(process.quadratic_grid(8))
     assert not torch.equal(output(BASE), output(BASE.but(grid="uniform")))
+
+
+def weave() -> None:
+    """A position changes in every other call, and its neighbours in those between."""
+    for sampler in (Native(nfe=8, weave=True, endpoint="ancestral"), CRS(nfe=8, weave=True, endpoint="ancestral")):
+        states, _ = run(sampler)
+        for call, (before, after) in enumerate(pairwise(states), 1):
+            moved = (before.tokens != after.tokens).nonzero()[:, 1]
+            assert {(int(i) - call) % 2 for i in moved} <= {0}
+            assert call == 7 or len(moved)  # what the last call changes may be nothing
+        assert not torch.equal(states[-1].tokens, output(sampler.but(weave=False)))
 
 
 def boundary() -> None:
@@ -277,7 +290,7 @@ EFFECTS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
         nfe, warmup, horizon, budget, spacing, count, temperature, top_p, late_top_p, endpoint, grid, boundary, values,
-        value_top_p, write, top_k, min_p, mend, apart, turns,
+        value_top_p, write, top_k, min_p, mend, apart, turns, weave,
     )
 }  # fmt: skip
 
@@ -300,6 +313,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("nfe", 2**31, "a whole number from 2"),
     *(("warmup", value, "a number from 0 to 1") for value in (-0.1, 1.1, math.nan, "0.33", True, None)),
     *(("horizon", value, "None or a whole number from 1") for value in (0, -1, 2.5, True, "ever", math.inf, 2**40)),
+    *(("weave", value, "true or false") for value in (0, 1, 2, "true", None)),
     *(("budget", value, "a number from 0") for value in (-0.5, math.nan, "512", None, True)),
     *(("spacing", value, "a whole number from 0") for value in (-1, 4.0, None, 2**31)),
     *(("count", value, "None or a whole number from 0") for value in (-1, 2.0, True, "many")),
@@ -314,7 +328,7 @@ BAD: list[tuple[str, Any, str]] = [
     *(("min_p", value, "a number from 0 to 1") for value in (-0.1, 1.1, math.nan, "0", True, None)),
     ("endpoint", "greedy", "one of argmax, ancestral, copied"),
     ("endpoint", None, "one of argmax, ancestral, copied"),
-    ("grid", "two_piece", "one of two-piece, uniform"),
+    ("grid", "two_piece", "one of two-piece, uniform, quadratic"),
     ("boundary", "strict", "one of released, paper"),
     ("values", "third", "one of argmax, second, nucleus, refreshed, refreshed-half, refreshed-in-turn, recorded"),
     ("write", True, "one of input, output, both"),
@@ -426,7 +440,7 @@ def test_to_dict_and_back(kind: type[Sampler], steps: dict[str, Any], labels: di
 def test_the_defaults_are_the_papers() -> None:
     steps = {
         "nfe": 64, "warmup": 0.33, "grid": "two-piece", "temperature": 1.0, "top_p": 1.0, "late_top_p": None,
-        "boundary": "released", "top_k": None, "min_p": 0.0, "endpoint": "argmax",
+        "boundary": "released", "top_k": None, "min_p": 0.0, "endpoint": "argmax", "weave": False,
     }  # fmt: skip
     labels = {
         "horizon": None, "budget": 0.5, "spacing": 4, "count": None, "values": "argmax", "value_top_p": 0.9,
@@ -703,7 +717,7 @@ APART: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # two values of each knob
     "spacing": (4, 0, {}), "count": (None, 1, {}), "values": ("argmax", "second", {}),
     "value_top_p": (0.3, 1.0, {"values": "nucleus"}), "write": ("input", "output", {}), "top_k": (None, 1, {}),
     "min_p": (0.0, 0.9, {}), "mend": (20, 0, WRONG), "apart": (0, 20, {**WRONG, "mend": 20}),
-    "turns": (1, 3, {**WRONG, "mend": 20}),
+    "turns": (1, 3, {**WRONG, "mend": 20}), "weave": (False, True, {}),
 }  # fmt: skip
 
 

@@ -73,9 +73,7 @@ class CRS(Native):
         # What may be selected now, or in a replay is.
         eligible = path.free & (selected_at == (OPEN if selecting else r))
         doubted = self.doubted(path, state, visible)
-        # A label that hides its position for ever spares the state there: it is never looked at again.
-        hidden = self.horizon is None and self.write != "output" and self.endpoint != "ancestral" and not path.trace
-        revise = path.free ^ selected if hidden else path.free
+        revise = path.free ^ selected if self.hides and not path.trace else path.free
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
         ask = self.transition(path, state, revise, eligible if doubted is None else eligible | doubted)
         ask = ask if doubted is None else replace(ask, against=stored)
@@ -95,6 +93,11 @@ class CRS(Native):
         if last and (self.write != "input" or self.endpoint == "copied"):
             tokens = torch.where(selected, stored, tokens)
         return State(r + 1, tokens, memory(stored, selected_at)), Info(r, t, seen, outcome, marks)
+
+    @property
+    def hides(self) -> bool:
+        """Whether a label hides its position for ever, which spares the state there: it is never looked at again."""
+        return self.horizon is None and self.write != "output" and self.endpoint != "ancestral"
 
     @property
     def mends(self) -> bool:

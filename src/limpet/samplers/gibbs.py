@@ -61,11 +61,12 @@ class Gibbs(Sampler):
         if any(registry.is_file(word) or word.endswith(".toml") for word in words.split()):
             raise LimpetError(f"gibbs has predictor {self.predictor!r}; it takes a sampler by its name, and no file")
         _, inner = parse(words, nfe=calls)
-        # One that takes several calls for a step, or knows no times, has states that no level belongs to.
-        if not isinstance(inner, CRS) and not (isinstance(inner, Native) and type(inner).step is Native.step):
+        # One that takes several calls for a step, or knows no times, has states that no one level belongs to.
+        moves = isinstance(inner, CRS) or type(inner).step is Native.step
+        if not isinstance(inner, Native) or not moves or inner.weave:
             raise LimpetError(
                 f"gibbs has predictor {self.predictor!r}; it takes crs, native, or what changes native's coins alone, "
-                "such as psi: every call must move the state from one time to the next"
+                "such as psi, unwoven: every call must move the state from one time to the next"
             )
         if inner.nfe != calls:
             raise LimpetError(

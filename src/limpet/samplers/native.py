@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from limpet.engine import process
@@ -16,7 +17,7 @@ from limpet.samplers.knobs import knob, knobs
 from limpet.samplers.sampler import Sampler
 
 Endpoint = Literal["argmax", "ancestral"]
-Grid = Literal["two-piece", "uniform"]
+Grid = Literal["two-piece", "uniform", "quadratic"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Native(Sampler):
     nfe: int = knob(64, "Network calls for one sample: nfe - 1 reverse steps and the readout.", low=2)
     warmup: float = knob(0.33, "Fraction of the reverse steps that are early; it also places the split of the "
                          "two-piece grid.", low=0, high=1)  # fmt: skip
-    grid: Grid = knob("two-piece", "Times of the reverse steps.")
+    grid: Grid = knob("two-piece", "Times of the reverse steps: equal steps on each side of the split; equal steps; or "
+                      "ever smaller ones.")  # fmt: skip
+    weave: bool = knob(False, "Whether even and odd positions step in turn, each as far as two calls go, so that no "
+                       "neighbours change together.")  # fmt: skip
     temperature: float = knob(1.0, "Of every law, before anything else; 1 leaves it alone.", above=0, high=1e6)
     top_p: float = knob(
         1.0, "Mass of the nucleus that a reverse step draws from; 1 keeps every token.", above=0, high=1
@@ -46,8 +50,7 @@ class Native(Sampler):
     @property
     def times(self) -> tuple[float, ...]:
         """Of every call, the readout's last."""
-        grid = process.two_piece_grid if self.grid == "two-piece" else process.uniform_grid
-        return grid(self.nfe, self.warmup)
+        return process.GRIDS[self.grid](self.nfe, self.warmup)
 
     @property
     def early(self) -> int:
@@ -62,16 +65,22 @@ class Native(Sampler):
 
     def transition(self, path: Path, state: State, revise: Tensor, inspect: Tensor) -> Transition:
         """From the state to the next time; in the last call to clean text, by a draw from the posterior C_{t,z} h, or
-        all free positions are inspected for their argmax."""
+        all free positions are inspected for their argmax.
+
+        Woven, every other position goes on from where the call before last left it, and its neighbours are at the time
+        that the call is told."""
         r, last = state.call, state.call == self.nfe - 1
         if last and self.endpoint == "argmax":
             revise, inspect = path.nowhere, path.free
+        elif self.weave:
+            revise = revise & ((torch.arange(revise.shape[1], device=revise.device) - r) % 2 == 0)
+        before = self.times[max(0, r - self.weave)]
         return Transition(
             call=r,
             tokens=state.tokens,
             revise=revise,
             inspect=inspect,
-            coins=self.coins(path.signal(self.times[r]), 1.0 if last else path.signal(self.times[r + 1]), r),
+            coins=self.coins(path.signal(before), 1.0 if last else path.signal(self.times[r + 1]), r),
             temperature=self.temperature,
             support=self.support(r),
         )

@@ -13,6 +13,7 @@ from limpet.engine import process, support
 from limpet.engine.path import Features, Info, Path, State
 from limpet.engine.steps import Outcome, inverse_cdf, positions
 from limpet.engine.streams import Purpose
+from limpet.errors import LimpetError
 from limpet.samplers.knobs import knob
 from limpet.samplers.native import Native
 
@@ -42,11 +43,15 @@ class Trapezoidal(Native):
 
     theta: float = knob(0.5, "Share of a step's span that its first leap takes.", above=0, high=0.99)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weave:
+            raise LimpetError("trapezoidal has weave True; it takes False, as a leap is of all positions at once")
+
     @property
     def times(self) -> tuple[float, ...]:
         """What each call is told: the start and the inside of every step, then the readout's."""
-        grid = process.two_piece_grid if self.grid == "two-piece" else process.uniform_grid
-        nodes = grid((self.nfe + self.plain + 1) // 2, self.warmup)
+        nodes = process.GRIDS[self.grid]((self.nfe + self.plain + 1) // 2, self.warmup)
         steps = [(t, t - self.theta * (t - s)) for t, s in pairwise(nodes)]
         return *nodes[: self.plain], *(t for step in steps[self.plain :] for t in step), nodes[-1]
 

@@ -89,6 +89,7 @@ def _moves(sampler: Sampler, call: int, path: Path, state: State, laws: list[Ten
     size = path.denoiser.vocab_size
     if not isinstance(sampler, Gibbs):
         state, _ = sampler.step(path, state)
+        state = state._replace(tokens=state.tokens.where(~_unseen(sampler, state), 0))
         drawn = (state.tokens == DRAWN)[..., None]
         certain = torch.ones(len(drawn), dtype=torch.float64)
         return [(torch.where(drawn, laws.pop(), _points(state.tokens, size)), certain)], state
@@ -102,6 +103,13 @@ def _moves(sampler: Sampler, call: int, path: Path, state: State, laws: list[Ten
     weights = weights.masked_fill(~free, 0.0)
     return [(torch.where((free & where)[..., None], law, still), chance)
             for where, chance in _places(weights, sampler.positions)], state  # fmt: skip
+
+
+def _unseen(sampler: Sampler, state: State) -> Tensor:
+    """(B, L) bool: where no later call looks at the token itself, so that any will do, but for the output's."""
+    if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
+        return torch.zeros_like(state.tokens, dtype=torch.bool)
+    return (state.memory[1] < OPEN) & (state.tokens != DRAWN)
 
 
 def _points(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -127,13 +135,13 @@ def _places(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _keep(laws: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
-    """A backend that puts the law of the next tokens into `laws`. Where a sampler does not ask for a next token, it
-    does not look at the position's own again: any will do. Where labels may change, it tells what they would gain."""
+    """A backend that puts the law of the next tokens into `laws`. Where a sampler does not ask for a next token, the
+    position keeps its own. Where labels may change, it tells what they would gain."""
     transition = plan.transition
     law = dense.law_of(head, features, plan)  # (B, L, V)
     largest, top = law.max(-1)
     laws.append(coins.law(support.cut(law, transition.support), transition.tokens, transition.coins))
-    tokens = torch.where(transition.revise, DRAWN, 0)
+    tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return reported(transition, tokens, top, 1 - largest, dense.gain_of(law, transition.against))
 
 
