@@ -1,6 +1,7 @@
 """Where a call's time goes on a GPU, kernel by kernel, and what float8 products change: times, laws, texts.
 
     python benchmarks/body.py --out benchmarks/results/body.json
+    python benchmarks/body.py --out benchmarks/results/float8-products.json --only "one product"
     TRITON_INTERPRET=1 python benchmarks/body.py --tiny --out /tmp/body.json
 
 It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
@@ -35,7 +36,7 @@ import limpet
 from blocks import put
 from limpet import speed, stats
 from limpet.denoisers import float8, float8_kernels, fused
-from limpet.denoisers.duo import Duo, Shape, in_float8
+from limpet.denoisers.duo import Duo, Network, Shape, in_float8
 from limpet.denoisers.float8_kernels import TILE, Tile
 from limpet.denoisers.fused import FusedBody
 from limpet.samplers import CRS, Mend, Native, Sampler
@@ -53,6 +54,7 @@ TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
 IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
 RELEASED = 16  # texts at once up to which the released functions stand beside: each keeps several float64 laws of all
 FEW = 8  # of their calls
+MADE = ("queries, keys, values", "MLP up", "MLP down")  # what float8 products make
 
 
 def settle() -> None:
@@ -276,6 +278,24 @@ def laws(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, f
     return found
 
 
+def one_product(network: Network, kind: str) -> Network:
+    """The network with products of one kind in float8."""
+    twin = in_float8(network)
+    for block, plain in zip(twin.blocks, network.blocks, strict=True):
+        qkv, up, down = ((block if kind == each else plain) for each in MADE)
+        block.attn_qkv = qkv.attn_qkv
+        block.mlp = torch.nn.Sequential(up.mlp[0], plain.mlp[1], down.mlp[2])
+    return twin
+
+
+def laws_by_product(network: Network, seen: list[tuple[float, Tensor]]) -> dict[str, float]:
+    """What each kind of product does by itself, and all together. The body of a GPU takes all or none."""
+    pairs = {kind: Duo(one_product(network, kind), precision="bfloat16") for kind in MADE}
+    return laws(
+        {"bfloat16": Duo(network, precision="bfloat16"), **pairs, "all": Duo(network, precision="float8")}, seen
+    )
+
+
 def mini_laws(name: str, n: int, nfe: int) -> dict[str, float]:
     """On its own texts under noise."""
     pairs = {each: limpet.load(name, device=PLACE, precision=each) for each in ("bfloat16", "float8", "float32")}
@@ -433,7 +453,23 @@ def beside_released(found: dict[str, Any]) -> str:
     return f"At batch 16 and 64 calls the released functions, at p = 1 and p = .9, take {said}."
 
 
-def changed(found: dict[str, Any]) -> str:
+def by_product(alone: dict[str, float]) -> str:
+    """What of a law's change each kind of product makes."""
+    most: dict[str, float] = {}
+    for name, value in alone.items():
+        kind, law, _ = name.partition(" law variation")
+        if law:
+            most[kind] = max(most.get(kind, 0.0), value)
+    together = most.pop("all")
+    least, largest = min(most.values()), max(most.values())
+    return (
+        f"There each kind of product by itself, the others in bfloat16, moves laws by {least:.2f} to {largest:.2f}, "
+        f"and all together by {together:.2f} (emulated on a CPU, without the kernels of a GPU): whichever of them is "
+        f"kept in float8, laws move by more than .03."
+    )
+
+
+def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
     """What float8 does to laws and to texts."""
     laws = {
         name.removeprefix("laws "): max(v for what, v in one.items() if what.startswith("float8 ") and "law" in what)
@@ -448,9 +484,9 @@ def changed(found: dict[str, Any]) -> str:
     return (
         f"A law in float8 differs from bfloat16's by a total variation, on average, of at most {laws['mini']:.3f} on "
         f"`mini` and {laws['mini-distilled']:.3f} on `mini-distilled`, on their own texts under noise, and of "
-        f"{laws['released shape']:.2f} with random weights of the released size, where every error is amplified. Of "
-        f"4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's within {within}; paired, "
-        f"on the same randomness, they move by up to {nll} and {entropy} nats."
+        f"{laws['released shape']:.2f} with random weights of the released size, where every error is amplified. "
+        f"{by_product(apart)} Of 4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's "
+        f"within {within}; paired, on the same randomness, they move by up to {nll} and {entropy} nats."
     )
 
 
@@ -463,9 +499,10 @@ def errors(arms: dict[str, Any]) -> float:
     )
 
 
-def page(found: dict[str, Any], parts: dict[str, float]) -> str:
-    """The words of docs/speed.md on the body and on float8."""
-    words = (textwrap.fill(say(found), 120, break_on_hyphens=False) for say in (alone, beside_released, changed))
+def page(found: dict[str, Any], parts: dict[str, float], apart: dict[str, float]) -> str:
+    """The words of docs/speed.md on the body and on float8; `apart` is what each kind of product does to laws."""
+    said = (alone(found), beside_released(found), changed(found, apart))
+    words = (textwrap.fill(one, 120, break_on_hyphens=False) for one in said)
     return "\n".join([*spent(found), "", *paths(found, parts), "", "\n\n".join(words)])
 
 
@@ -477,11 +514,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
     parser.add_argument("--page", type=Path, help="fill this page from --out and --parts, and measure nothing")
     parser.add_argument("--parts", type=Path, default=Path("benchmarks/results/h200.json"), help="made by gpu.py")
+    parser.add_argument(
+        "--products", type=Path, default=Path("benchmarks/results/float8-products.json"), help="likewise"
+    )
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, whose times mean nothing")
     options = parser.parse_args()
     if options.page is not None:
-        found, other = (json.loads(path.read_text(encoding="utf-8")) for path in (options.out, options.parts))
-        put(options.page, "body", page(found, other["parts"]))
+        files = options.out, options.parts, options.products
+        found, other, apart = (json.loads(path.read_text(encoding="utf-8")) for path in files)
+        put(options.page, "body", page(found, other["parts"], apart["one product"]))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -517,7 +558,10 @@ def main() -> None:
     section("products", products, shape, batch)
     section("joined", joined, models["bfloat16"], batch, (Tile(16, 64, 32, 4, 2),) if options.tiny else TILES)
     section("between", between, models["bfloat16"], batch)
-    section("laws released shape", laws, models, [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)])
+    noisy = [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)]
+    section("laws released shape", laws, models, noisy)
+    if not ON_GPU:
+        section("one product", laws_by_product, network, noisy)
     for name in ("mini", "mini-distilled"):
         section(f"laws {name}", mini_laws, name, n, nfe)
     section(f"times batch {batch} nfe {nfe}", times, models, batch, nfe, options.runs)

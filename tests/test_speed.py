@@ -255,7 +255,9 @@ def test_the_page_has_the_body_as_it_was_measured() -> None:
     found = json.loads((ROOT / "benchmarks/results/body.json").read_text(encoding="utf-8"))
     said = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     parts = json.loads((ROOT / "benchmarks/results/h200.json").read_text(encoding="utf-8"))["parts"]
-    assert f"<!-- body -->\n{body['page'](found, parts)}\n<!-- end -->" in said
+    apart = json.loads((ROOT / "benchmarks/results/float8-products.json").read_text(encoding="utf-8"))["one product"]
+    assert f"<!-- body -->\n{body['page'](found, parts, apart)}\n<!-- end -->" in said
+    assert min(max(apart[f"{kind} law variation t {t}"] for t in (0.9, 0.5, 0.1)) for kind in body["MADE"]) > 0.03
     paths, bare = found["times batch 64 nfe 64"], found["times batch 64 nfe 64"]["bare"]["ms a call"]
 
     def least(name: str) -> float:
