@@ -1,16 +1,19 @@
-"""What quality costs in seconds: every arm of the study `pareto` timed beside the released functions, and both joined.
+"""What quality costs in seconds: the arms of the studies `pareto` and `weave` timed beside the released functions, and
+both joined.
 
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
     python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --few 0 --calls 8 16 \
         --model tools/trained_like.py:released --batches 64 --released-batches 32 16
-    python benchmarks/pareto.py join benchmarks/results/pareto-{h200,h200-released,cpu}.json
+    python benchmarks/pareto.py time --study weave --out benchmarks/results/weave-cpu.json --threads 2 \
+        --batches 16 --released-batches 16 --released-calls 4 --runs 1
+    python benchmarks/pareto.py join benchmarks/results/{pareto-h200,pareto-h200-released,pareto-cpu,weave-cpu}.json
 
 `time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
 is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
 fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
-reads the study's report, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
+reads the studies' reports, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import math
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +43,11 @@ from limpet.lab.claims import below
 from limpet.lab.page import Figure, Panel, Series, signed
 from limpet.samplers import Native, parse
 from limpet.stats import Estimate
-from limpet.studies import Preset, pareto
+from limpet.studies import Preset, pareto, weave
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = 1000  # that all times are for
+EVERY = {"pareto": pareto.every, "weave": weave.every}  # arms, by study
 RANDOM = "trained-like"  # what a random network of the released size is called
 TRIED = 8  # calls of the runs that choose a batch
 
@@ -87,9 +91,9 @@ def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> d
     )
 
 
-def arms(preset: Preset, nfe: int, few: int) -> list[str]:
+def arms(families: Mapping[str, Sequence[str]], nfe: int, few: int) -> list[str]:
     """What is timed at a number of calls: every arm at few, beyond them the first of each family."""
-    return [arm for own in pareto.families(preset, nfe).values() for arm in (own if nfe <= few else own[:1])]
+    return [arm for own in families.values() for arm in (own if nfe <= few else own[:1])]
 
 
 def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | None:
@@ -109,16 +113,20 @@ def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
     device = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
     save("about", {
         "device": device, "torch": torch.__version__, "model": model.name, "precision": model.precision,
-        "texts": TEXTS, "runs": options.runs, "every arm up to": options.few,
+        "texts": TEXTS, "runs": options.runs, "every arm up to": options.few, "study": options.study,
     })  # fmt: skip
     if "batch" not in found:
         save("batch", best_batch(model, options.batches, options.runs))
     if "released" not in found:
         save("released", released_times(model, preset, options))
-    for nfe in options.calls or pareto.calls(preset):
+    for nfe, families in EVERY[options.study](preset).items():
+        if options.calls and nfe not in options.calls:
+            continue
         if f"{nfe} calls" in found or time.monotonic() - started > options.seconds:
             continue
-        paths = {arm: speed.generation(model, parse(arm)[1], found["batch"]) for arm in arms(preset, nfe, options.few)}
+        paths = {
+            arm: speed.generation(model, parse(arm)[1], found["batch"]) for arm in arms(families, nfe, options.few)
+        }
         costs = speed.measure(paths, nfe, found["batch"] * model.length, options.runs, model.device)
         save(f"{nfe} calls", {arm: per_texts(cost, found["batch"]) for arm, cost in costs.items()})
 
@@ -170,58 +178,77 @@ def where(times: dict[str, Any]) -> str:
     return f"{'the released size' if model == RANDOM else model}, {times['about']['device']}"
 
 
-def seconds(times: dict[str, Any], preset: Preset, nfe: int, family: str, arm: str) -> float | None:
-    """An arm's own, or where it was not timed its family's."""
+def seconds(times: dict[str, Any], nfe: int, own: Sequence[str], arm: str) -> float | None:
+    """An arm's, or where it was not timed that of the first of its family's own."""
     timed: dict[str, float | None] = times.get(f"{nfe} calls", {})
-    return timed.get(arm, timed.get(pareto.families(preset, nfe)[family][0]))
+    return timed.get(arm, timed.get(own[0]))
+
+
+def every(times: dict[str, Any], preset: Preset) -> pareto.Arms:
+    return EVERY[times["about"]["study"]](preset)
 
 
 def places(times: dict[str, Any], results: Results, preset: Preset, role: str, readout: str) -> dict[Any, float]:
     """What each family's mixture at the released sampler's entropy takes, by (calls, family), where it was timed."""
     found = {}
-    for nfe in pareto.calls(preset):
-        for family in pareto.families(preset, nfe):
-            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+    for nfe, families in every(times, preset).items():
+        for family, own in families.items():
+            mixture = pareto.mixed(results, preset, role, readout, nfe, own)
             shares = mixture.shares if mixture else {}
-            each = {arm: seconds(times, preset, nfe, family, arm) for arm in shares}
+            each = {arm: seconds(times, nfe, own, arm) for arm in shares}
             if shares and None not in each.values():
                 found[nfe, family] = sum(share * (each[arm] or 0) for arm, share in shares.items())
     return found
 
 
 def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
-    """By model and readout, the cheapest mixture and the cheapest single arm, where there is one."""
+    """By model and readout that the study has, the cheapest mixture and the cheapest single arm, where there is one."""
+    own = every(times, preset)
     for (role, caption), readout in product(preset.captions.items(), pareto.RELEASED):
+        if f"{role}/{pareto.released(preset, readout)}" not in results.cells:
+            continue
         know = (where(times), caption, readout, times["released"]["0.9"])
         reached = []
         for (nfe, family), taken in places(times, results, preset, role, readout).items():
-            gain = pareto.less(results, preset, role, readout, nfe, family)
-            mixture = pareto.mixed(results, preset, role, readout, nfe, family)
+            gain = pareto.less(results, preset, role, readout, nfe, own[nfe][family])
+            mixture = pareto.mixed(results, preset, role, readout, nfe, own[nfe][family])
             if mixture and below("", gain).outcome == "holds":
                 reached.append(Cheapest(*know, mixture.shares, nfe, gain, taken))
         alone = [
             Cheapest(*know, {arm: 1.0}, nfe, gain, taken)
-            for (nfe, family, arm), gain in pareto.alone(results, preset, role, readout).items()
-            if (taken := seconds(times, preset, nfe, family, arm)) is not None
+            for (nfe, family, arm), gain in pareto.alone(results, preset, own, role, readout).items()
+            if (taken := seconds(times, nfe, own[nfe][family], arm)) is not None
         ]
-        itself, family = pareto.RELEASED[readout], f"top-p, {readout}"
-        if (taken := seconds(times, preset, preset.most, family, itself)) is not None:
+        itself = pareto.RELEASED[readout]
+        if (taken := seconds(times, preset.most, [itself], itself)) is not None:
             alone.append(Cheapest(*know, {itself: 1.0}, preset.most, Estimate(np.zeros(2)), taken))
         for some in (reached, alone):
             if some:
                 yield min(some, key=lambda one: one.seconds)
 
 
+def fastest(found: Iterable[Cheapest]) -> list[Cheapest]:
+    """Of what several studies have on one machine, what is fastest beside the released functions in its own run;
+    mixtures and single arms apart."""
+    best: dict[Any, Cheapest] = {}
+    for one in found:
+        key = one.where, one.caption, one.readout, len(one.shares) > 1
+        if key not in best or one.times > best[key].times:
+            best[key] = one
+    return list(best.values())
+
+
 def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) -> Figure:
     """A panel for each device and model, beside the released sampler with its greedy tail; of networks whose texts were
-    judged."""
+    judged, and of the study that has that readout."""
     panels: list[Panel] = []
-    own = [times for times in every if times["about"]["model"] in preset.roles.values()]
+    judged = [times for times in every if times["about"]["model"] in preset.roles.values()]
+    own = [times for times in judged if times["about"]["study"] == "pareto"]
     if not own:
         raise LimpetError("no time is of a network whose texts were judged: give one that was taken with --model mini")
     for times, (role, caption) in product(own, preset.captions.items()):
         at = places(times, results, preset, role, "argmax")
-        lines = list(pareto.lines(results, preset, role, "argmax", at))
+        lines = list(pareto.lines(results, preset, pareto.every(preset), role, "argmax", at))
         theirs = Series("released functions", (times["released"]["0.9"],), (0.0,), joined=False, open=True)
         title = f"{caption}, {times['about']['device']}"
         x, y = f"seconds for {TEXTS:,} texts", f"NLL less top-p .9's at {preset.most} calls"
@@ -254,10 +281,15 @@ HEAD = (
 def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequence[dict[str, Any]]) -> str:
     """The words of docs/speed.md."""
     made = ", ".join(
-        f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
+        dict.fromkeys(
+            f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
+        )
     )
     rows = "\n".join(one.row for one in found)
-    marks = " ".join(f"On {one['about']['device']} {timed(one)} calls were timed{whose(one)}." for one in every)
+    marks = " ".join(
+        f"On {one['about']['device']} {timed(one)} calls of the study {one['about']['study']} were timed{whose(one)}."
+        for one in every
+    )
     marks = textwrap.fill(marks, 120, break_on_hyphens=False)
     random = (
         " That of the released size is random:\nits times are joined with the calls that the built-in models need."
@@ -281,18 +313,20 @@ network and on the machine that stand first: {made}.{random}
 
 ```
 limpet study run pareto --preset mini-gpu
+limpet study run weave --preset mini-gpu
 python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
-python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/pareto-cpu.json
+python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/{{pareto,weave}}-cpu.json
 ```
 """
 
 
 def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
-    """The words of README.md, on the first device: of each readout what is fastest, one arm where there is one."""
+    """The words of README.md: on the first device, of each readout what is fastest, one arm where there is one; on the
+    others, of the default, what is fastest."""
     own = [one for one in found if one.where == found[0].where]
 
-    def said(readout: str) -> str:
-        last = {one.caption: one for one in own if one.readout == readout}
+    def said(readout: str, some: Sequence[Cheapest] = own) -> str:
+        last = {one.caption: one for one in some if one.readout == readout}
         return "; ".join(
             f"on `{caption}` {one.nfe} calls of {one.words}, {one.times:.0f} times as fast"
             for caption, one in last.items()
@@ -304,6 +338,9 @@ def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
         f"their NLL at their entropy then: {said('ancestral')}. With their greedy tail, an argmax, which is the "
         f"paper's readout too and serves these models worse: {said('argmax')}."
     )
+    for place in dict.fromkeys(one.where for one in found if one not in own):
+        there = sorted((one for one in found if one.where == place), key=lambda one: one.times)
+        words += f" On {place}, by default: {said('ancestral', there)}."
     return f"![{drawn.caption}](docs/images/pareto.svg)\n\n{textwrap.fill(words, 120, break_on_hyphens=False)}\n"
 
 
@@ -312,12 +349,15 @@ def join(options: argparse.Namespace) -> None:
     from limpet.lab import figures, report
 
     preset = studies.preset(options.preset)
-    results = report.read(studies.study("pareto", preset), options.report)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in options.times]
-    found = [one for times in every for one in cheapest(times, results, preset)]
+    results = {
+        name: report.read(studies.study(name, preset), options.reports / f"{name}-{preset.name}")
+        for name in dict.fromkeys(times["about"]["study"] for times in every)
+    }
+    found = fastest(one for times in every for one in cheapest(times, results[times["about"]["study"]], preset))
     if not found:
         raise LimpetError("nothing that was timed reaches the released sampler's quality: there is nothing to say")
-    drawn = figure(every, results, preset)
+    drawn = figure(every, results["pareto"], preset)
     image = options.root / "docs/images/pareto.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_bytes(figures.draw(drawn)["svg"])
@@ -335,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     timer = actions.add_parser("time")
     timer.add_argument("--out", type=Path, required=True)
+    timer.add_argument("--study", choices=EVERY, default="pareto", help="whose arms are timed")
     timer.add_argument("--model", default="mini", help="whose shape is timed")
     timer.add_argument("--device")
     timer.add_argument("--precision", default="bfloat16")
@@ -348,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timer.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this time")
     joiner = actions.add_parser("join")
     joiner.add_argument("times", type=Path, nargs="+")
-    joiner.add_argument("--report", type=Path, default=ROOT / "docs/reports/mini/pareto-mini-gpu")
+    joiner.add_argument("--reports", type=Path, default=ROOT / "docs/reports/mini", help="where the studies' are")
     joiner.add_argument("--root", type=Path, default=ROOT, help="where docs/speed.md and README.md are")
     options = parser.parse_args(arguments)
     if options.action == "join":

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import limpet
 from limpet.lab.claims import below
 from limpet.registry import from_file
 from limpet.samplers import parse
-from limpet.studies import forms, samplers
+from limpet.studies import forms, pareto, samplers, weave
 from limpet.studies.published import Beside
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,35 @@ def test_the_tables_stand_as_they_come_out():
     assert len(made) == 4
     for page, text in made.items():
         assert f"<!-- frontier -->\n{text}<!-- end -->" in page.read_text(encoding="utf-8"), page
+
+
+def test_what_is_said_of_turns():
+    """The tables, and how many rows of the head a woven path needs."""
+    page = (ROOT / "docs/samplers.md").read_text(encoding="utf-8")
+    assert f"<!-- weave -->\n{frontier.turns()}<!-- end -->" in page
+    model, ancestral = limpet.load("exact:words"), limpet.Native(nfe=16, endpoint="ancestral")
+    woven = ancestral.but(weave=True, grid="quadratic")
+    rows = [limpet.sample(model, sampler, n=8).head_rows for sampler in (woven, ancestral)]
+    said = " ".join(page.split())
+    assert f"needs {rows[0]:.0%} of the head's rows where a native one needs {rows[1]:.0%}" in said
+
+
+def test_in_how_many_calls_turns_reach_the_released_sampler():
+    """README and its arm."""
+    found = frontier.committed("weave")
+
+    def less(role: str, nfe: int):
+        return pareto.less(found, frontier.SIZE, role, weave.READOUT, nfe, weave.WOVEN["in turn"])
+
+    assert below("mini", less("base", 16)).outcome == "holds"
+    assert below("mini", less("base", 12)).outcome == "open"
+    assert below("mini-distilled", less("distilled", 16)).outcome == "open"
+    level = less("distilled", 24)
+    assert abs(level.mean) < 2 * level.se
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f'--arm "{weave.WOVEN["in turn"][0]}"' in said
+    assert "On `mini` such arms need 16 calls" in said
+    assert "on `mini-distilled` 24 are level with it" in said
 
 
 def test_the_recommendation_is_what_the_tuner_found():

@@ -18,12 +18,13 @@ from limpet.denoisers.duo import Duo, Shape
 from limpet.lab import Results, Shelf, Store, collect, report, run, units
 from limpet.lab.places import local
 from limpet.stats import Estimate
-from limpet.studies import pareto, preset, study
+from limpet.studies import pareto, preset, study, weave
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks/results"
 BENCH = runpy.run_path(str(ROOT / "benchmarks/pareto.py"))
 GPU, SMOKE = preset("mini-gpu"), preset("smoke")
+CRS, TOP_P = (pareto.families(SMOKE, nfe)[name] for nfe, name in ((2, "CRS, argmax"), (8, "top-p, argmax")))
 MARKED = "top\n<!-- pareto -->\n<!-- end -->\nbottom\n"
 
 
@@ -73,6 +74,29 @@ def test_what_the_study_of_samplers_has_made_is_found() -> None:
     assert study("pareto", GPU).real == study("samplers", GPU).real  # of which MAUVE makes a part of the key
 
 
+def test_woven_arms_are_held_against_the_released_sampler_alone() -> None:
+    """All arms in turn, at one and a half to three times the fewest calls; and the released sampler's cell, as in the
+    study of all at once, but for its number of samples."""
+    own, whole = ({cell.name: cell for cell in study(name, GPU).samples} for name in ("weave", "pareto"))
+    assert list(weave.every(GPU)) == [12, 16, 24]
+    arms = [name for name in own if "/64/" not in name]
+    assert len(arms) == 2 * 3 * len(weave.WOVEN["in turn"])
+    for name in arms:
+        assert own[name].sampler.weave
+        assert own[name].sampler.grid == "quadratic"
+    for name in own.keys() - set(arms):
+        assert own[name].sampler == whole[name].sampler
+        assert not own[name].sampler.weave
+
+
+def test_of_several_studies_the_fastest_is_told() -> None:
+    one = BENCH["Cheapest"]("w", "c", "ancestral", 9.0, {"a": 1.0}, 8, Estimate(np.zeros(2)), 3.0)
+    both = one._replace(shares={"a": 0.5, "b": 0.5}, seconds=2.0)
+    assert BENCH["fastest"]([one, one._replace(seconds=1.0), both, one._replace(where="v")]) == [
+        one._replace(seconds=1.0), both, one._replace(where="v"),
+    ]  # fmt: skip
+
+
 def test_a_family_is_read_at_the_released_samplers_entropy() -> None:
     """Three quarters of the way from one arm to the other, and the third above the chord has no part in it."""
     points = {
@@ -81,16 +105,16 @@ def test_a_family_is_read_at_the_released_samplers_entropy() -> None:
         "distilled/2/crs budget=.25": (3.0, 1.3),
         "distilled/2/crs budget=.125": (2.7, 1.4),
     }
-    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert found.values == pytest.approx([-0.4, -0.4])
-    mixture = pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    mixture = pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert mixture is not None
     assert mixture.shares == pytest.approx({"crs": 0.25, "crs budget=.25": 0.75})
     points["distilled/8/native top_p=.9"] = (3.5, 1.5)  # as diverse as no arm is
-    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert np.isnan(found.values).all()
     assert found.reasons[0] is not None
-    assert pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, "CRS, argmax") is None
+    assert pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, CRS) is None
 
 
 def test_what_a_shard_is_less_diverse_counts_along_the_hull() -> None:
@@ -105,10 +129,10 @@ def test_what_a_shard_is_less_diverse_counts_along_the_hull() -> None:
     for arm in ("crs", "crs budget=.25"):
         entropy = results.cells[f"distilled/2/{arm}"]["entropy"].values
         results.cells[f"distilled/2/{arm}"]["entropy"] = Estimate(entropy - np.array([0.0, 0.1]))
-    found = pareto.less(results, SMOKE, "distilled", "argmax", 2, "CRS, argmax")
+    found = pareto.less(results, SMOKE, "distilled", "argmax", 2, CRS)
     assert found.values == pytest.approx([0.9 - 0.04 - 1.5, 0.9 + 0.04 - 1.5])
     itself = made({**points, "distilled/8/native": (2.9, 3.0)}, (0.0, 0.02))
-    assert pareto.less(itself, SMOKE, "distilled", "argmax", 8, "top-p, argmax").values == pytest.approx([0.0, 0.0])
+    assert pareto.less(itself, SMOKE, "distilled", "argmax", 8, TOP_P).values == pytest.approx([0.0, 0.0])
 
 
 def test_an_arm_is_enough_by_itself_if_it_is_as_diverse_and_surely_better() -> None:
@@ -118,12 +142,12 @@ def test_an_arm_is_enough_by_itself_if_it_is_as_diverse_and_surely_better() -> N
         "base/3/mend": (1.9, 1.0),  # less diverse
         "base/4/mend": (2.1, 1.6),  # worse
     }
-    found = pareto.alone(made(points), SMOKE, "base", "argmax")
+    found = pareto.alone(made(points), SMOKE, pareto.every(SMOKE), "base", "argmax")
     assert list(found) == [(2, "Mend", "mend")]
     assert found[2, "Mend", "mend"].values == pytest.approx([-0.1, -0.1])
     wide = made(points)
     wide.cells["base/2/mend"]["nll"] = Estimate(np.array([1.2, 1.61]))  # two shards that do not agree decide nothing
-    assert not pareto.alone(wide, SMOKE, "base", "argmax")
+    assert not pareto.alone(wide, SMOKE, pareto.every(SMOKE), "base", "argmax")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +157,15 @@ def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
     out = tmp_path_factory.mktemp("times") / "tiny.json"
     options = argparse.Namespace(
-        out=out, runs=1, few=3, batches=[2, 4], released_batches=[2, 4], released_calls=2, calls=None, seconds=1e9
+        out=out,
+        runs=1,
+        few=3,
+        batches=[2, 4],
+        released_batches=[2, 4],
+        released_calls=2,
+        calls=None,
+        seconds=1e9,
+        study="pareto",
     )
     BENCH["timings"](Duo(trained_like(shape), name="exact:words"), SMOKE, options)
     return out
@@ -193,7 +225,7 @@ def test_the_cheapest_is_the_one_with_the_least_time_not_the_fewest_calls() -> N
         "distilled/3/mend budget=.25": (2.5, 1.2),
     }
     about = {
-        "about": {"device": "d", "model": "exact:words", "every arm up to": 2},
+        "about": {"device": "d", "model": "exact:words", "every arm up to": 2, "study": "pareto"},
         "released": {"0.9": 100.0},
         "2 calls": {"crs": 4.0},
         "3 calls": {"mend": 3.0},
@@ -218,7 +250,7 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
     }
     points |= {f"{role}/8/{arm}": (2.25, 1.5) for role in SMOKE.captions for arm in pareto.RELEASED.values()}
     about = {
-        "about": {"device": "d", "model": "exact:words", "every arm up to": 2},
+        "about": {"device": "d", "model": "exact:words", "every arm up to": 2, "study": "pareto"},
         "batch": 4,
         "released": {"0.9": 60.0, "batch": 2},
         "2 calls": {"mend": 0.5},
@@ -234,7 +266,7 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
     leads = " ".join(front.split())
     assert "top-p .9 and 8 calls take 60 s. By default they end with a draw" in leads
     assert "on `words` 2 calls of `mend budget=.25`, 120 times as fast" in leads
-    larger = {**about, "about": {"device": "d", "model": "trained-like", "every arm up to": 2}}
+    larger = {**about, "about": {"device": "d", "model": "trained-like", "every arm up to": 2, "study": "pareto"}}
     assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # whose texts nobody judged
     assert "is random" not in said
     assert "is random" in BENCH["page"](told(larger, results), drawn, SMOKE, [larger])
@@ -253,15 +285,13 @@ def test_the_study_and_its_times_are_joined(times: Path, tmp_path: Path) -> None
     """From cells to pages, on exact sources."""
     shelf, store, one = Shelf(), Store(tmp_path / "store"), study("pareto", SMOKE)
     assert not run(one, store, local(shelf=shelf), shelf).failed
-    report.write(collect(one, store), tmp_path / "report")
+    report.write(collect(one, store), tmp_path / "pareto-smoke")
     (tmp_path / "docs").mkdir()
     for name in ("docs/speed.md", "README.md"):
         (tmp_path / name).write_text(MARKED)
-    BENCH["main"](
-        ["--preset", "smoke", "join", str(times), "--report", str(tmp_path / "report"), "--root", str(tmp_path)]
-    )
+    BENCH["main"](["--preset", "smoke", "join", str(times), "--reports", str(tmp_path), "--root", str(tmp_path)])
     assert (tmp_path / "docs/images/pareto.svg").read_bytes().startswith(b"<?xml")
-    found = told(json.loads(times.read_text()), report.read(one, tmp_path / "report"))
+    found = told(json.loads(times.read_text()), report.read(one, tmp_path / "pareto-smoke"))
     said, front = (tmp_path / "docs/speed.md").read_text(), (tmp_path / "README.md").read_text()
     assert found
     assert all(cheapest.row in said for cheapest in found)
@@ -275,7 +305,12 @@ def test_pages_say_what_was_measured(tmp_path: Path) -> None:
     for name in pages:
         shutil.copy(ROOT / name, tmp_path / name)
     BENCH["main"](
-        ["join", *(str(MEASURED / f"pareto-{name}.json") for name in ("h200", "cpu")), "--root", str(tmp_path)]
+        [
+            "join",
+            *(str(MEASURED / f"{name}.json") for name in ("pareto-h200", "pareto-cpu", "weave-cpu")),
+            "--root",
+            str(tmp_path),
+        ]
     )
     assert all((tmp_path / name).read_text() == (ROOT / name).read_text() for name in pages)
 

@@ -430,7 +430,7 @@ COMMITTED = [
     *(DOCS / "reports/mini" / name for name in ("readout", *READINGS)),
     *(
         DOCS / "reports/mini" / name
-        for name in ("samplers-mini-gpu", "samplers-exact", "forms-mini-gpu", "pareto-mini-gpu")
+        for name in ("samplers-mini-gpu", "samplers-exact", "forms-mini-gpu", "pareto-mini-gpu", "weave-mini-gpu")
     ),
 ]
 

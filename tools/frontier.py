@@ -2,8 +2,8 @@
 
     python tools/frontier.py
 
-Of the studies `samplers` and `forms` (docs/reports/mini) and of `limpet tune mini --nfe N --n 64 --precision bfloat16
---json` for each N (benchmarks/results/tune-mini.json), all of them made on a GPU."""
+Of the studies `samplers`, `forms` and `weave` (docs/reports/mini), and of `limpet tune mini --nfe N --n 64 --precision
+bfloat16 --json` for each N (benchmarks/results/tune-mini.json), all of them but `weave` made on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from limpet.lab.page import Entry, Table, signed
 from limpet.lab.render import markdown
 from limpet.samplers import parse
 from limpet.stats import Estimate
-from limpet.studies import forms, samplers
+from limpet.studies import forms, pareto, samplers, weave
 from limpet.studies.published import Beside
 
 HERE = Path(__file__).parents[1]
@@ -103,6 +103,28 @@ def words(field: Beside) -> str:
     )
 
 
+def turns() -> str:
+    """NLL less the released sampler's at its entropy, in turn and all at once, by model and number of calls."""
+    woven, plain = committed("weave"), committed("pareto")
+    calls = [SIZE.nfes[0], *weave.every(SIZE), *SIZE.nfes[2:]]
+    whose: list[tuple[str, Beside, pareto.Arms, str]] = [
+        ("in turn", woven, weave.every(SIZE), "in turn"),
+        ("top-p, all at once", plain, pareto.every(SIZE), "top-p, ancestral"),
+        ("Mend, all at once", plain, pareto.every(SIZE), "Mend"),
+    ]
+
+    def entry(role: str, nfe: int, found: Beside, every: pareto.Arms, family: str) -> Entry:
+        arms = every.get(nfe, {}).get(family)
+        return Entry(signed(pareto.less(found, SIZE, role, weave.READOUT, nfe, arms), 3) if arms else "")
+
+    rows = tuple(
+        (Entry(f"{caption}, {name}"), *(entry(role, nfe, found, every, family) for nfe in calls))
+        for role, caption in reversed(SIZE.captions.items())
+        for name, found, every, family in whose
+    )
+    return markdown(Table("turns", "", ("mixtures of arms", *(f"{nfe} calls" for nfe in calls)), (rows,))).lstrip()
+
+
 def pages() -> dict[Path, str]:
     field, tried = committed("samplers"), committed("forms")
     both = f"{frontier(list(SIZE.captions), field, tried)}\n{words(field)}"
@@ -113,3 +135,4 @@ def pages() -> dict[Path, str]:
 if __name__ == "__main__":
     for page, text in pages().items():
         put(page, "frontier", text)
+    put(HERE / "docs/samplers.md", "weave", turns())

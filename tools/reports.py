@@ -28,7 +28,8 @@ FOLDER = DOCS / "reports" / "mini"
 CLAIMS = "claims: report.tally and report.overview of reports/mini"
 
 
-OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"))
+OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"),
+       ("weave", "mini-gpu"))  # fmt: skip
 
 
 def written(made: Mapping[str, Any], several: Iterator[Study]) -> Iterator[report.Section]:

@@ -25,7 +25,7 @@ STUDIES = {name: words["about"] for name, words in WORDS.items()}
 PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study's file may make of its results
 # With presets of their own: they look inside paths and forward states.
 AUDITS = {name: words["about"] for name, words in audit.FILE.content.items()}
-OWN = ("samplers", "forms", "pareto", "mending")  # limpet's, and not the paper's
+OWN = ("samplers", "forms", "pareto", "weave", "mending")  # limpet's, and not the paper's
 
 
 def study(name: str, size: Any) -> Study:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ RELEASED = {
     "ancestral": "native top_p=.9 endpoint=ancestral",
 }  # by readout
 STUDY = {key: samplers.STUDY[key] for key in ("real", "digits")}  # so that it shares that study's cells
+Arms = Mapping[int, Mapping[str, Sequence[str]]]  # by number of calls and family
 X, Y = "network calls", "NLL less the released sampler's, at its entropy"
 
 
@@ -52,11 +53,15 @@ def families(preset: Preset, nfe: int) -> dict[str, list[str]]:
     return {family: [*arms, *shared[family]] for family, arms in OWN.items() if arms or shared[family]}
 
 
+def every(preset: Preset) -> Arms:
+    return {nfe: families(preset, nfe) for nfe in calls(preset)}
+
+
 def cells(preset: Preset) -> Iterator[Cell]:
     """Cells ROLE/NFE/ARM, as the study of samplers has them; beyond a preset's most calls fewer samples do."""
-    for role, nfe in product(preset.captions, calls(preset)):
+    for role, (nfe, families) in product(preset.captions, every(preset).items()):
         n = preset.fine_n if nfe <= preset.most else preset.n
-        for arm in (arm for arms in families(preset, nfe).values() for arm in arms):
+        for arm in (arm for arms in families.values() for arm in arms):
             yield Cell(f"{role}/{nfe}/{arm}", preset.roles[role], parse(arm)[1].but(nfe=nfe), n)
 
 
@@ -72,13 +77,12 @@ class Mixture(NamedTuple):
     slope: float  # of NLL over entropy from one to the other
 
 
-def mixed(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Mixture | None:
-    """The arms of a family that reach the released sampler's entropy with the least NLL, over all shards; None where no
+def mixed(
+    results: Results, preset: Preset, role: str, readout: str, nfe: int, arms: Sequence[str]
+) -> Mixture | None:  # fmt: skip
+    """Those of some arms that reach the released sampler's entropy with the least NLL, over all shards; None where no
     mixture has that entropy."""
-    points = {
-        arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll"))
-        for arm in families(preset, nfe)[family]
-    }
+    points = {arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll")) for arm in arms}
     wanted = results(f"{role}/{released(preset, readout)}", "entropy").mean
     named = {point: arm for arm, point in reversed(points.items())}
     corners = zip(*hull(*zip(*points.values(), strict=True)), strict=True)
@@ -90,11 +94,11 @@ def mixed(results: Results, preset: Preset, role: str, readout: str, nfe: int, f
     return None
 
 
-def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, family: str) -> Estimate:
-    """The NLL that a family reaches at the released sampler's entropy, less the released sampler's. All shards have one
+def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, arms: Sequence[str]) -> Estimate:
+    """The NLL that some arms reach at the released sampler's entropy, less the released sampler's. All shards have one
     mixture, which is as diverse on the whole; what it is more or less in a shard of its own is taken off along the
     hull, and is the part that entropy's noise has in the error."""
-    found = mixed(results, preset, role, readout, nfe, family)
+    found = mixed(results, preset, role, readout, nfe, arms)
     if found is None:
         none = np.full(len(results.study.shards), np.nan)
         return Estimate(none, ("no mixture of its arms has that entropy",) * len(none))
@@ -106,13 +110,15 @@ def less(results: Results, preset: Preset, role: str, readout: str, nfe: int, fa
     return Estimate(more["nll"] - found.slope * more["entropy"])
 
 
-def alone(results: Results, preset: Preset, role: str, readout: str) -> dict[tuple[int, str, str], Estimate]:
+def alone(
+    results: Results, preset: Preset, every: Arms, role: str, readout: str
+) -> dict[tuple[int, str, str], Estimate]:
     """The arms that are enough by themselves, by calls and family: their entropy is not less than the released
     sampler's, and their NLL is below its, with the confidence of every finding."""
     base = f"{role}/{released(preset, readout)}"
     found = {}
-    for nfe in calls(preset):
-        for family, arm in ((family, arm) for family, arms in families(preset, nfe).items() for arm in arms):
+    for nfe, families in every.items():
+        for family, arm in ((family, arm) for family, arms in families.items() for arm in arms):
             gain = results.contrast(f"{role}/{nfe}/{arm}", base)
             kept = results.contrast(f"{role}/{nfe}/{arm}", base, measure="entropy").mean >= 0
             if kept and below("", gain).outcome == "holds":
@@ -120,14 +126,18 @@ def alone(results: Results, preset: Preset, role: str, readout: str) -> dict[tup
     return found
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+def named(every: Arms) -> list[str]:
+    """The families, wherever they stand."""
+    return list(dict.fromkeys(family for families in every.values() for family in families))
+
+
+def reached(results: Beside, preset: Preset, every: Arms, readouts: Iterable[str] = tuple(RELEASED)) -> Iterator[Table]:
     """By model and readout: NLL less the released sampler's at its entropy, by family and number of calls."""
-    for (role, caption), readout in product(preset.captions.items(), RELEASED):
+    for (role, caption), readout in product(preset.captions.items(), readouts):
 
         def entry(family: str, nfe: int, role: str = role, readout: str = readout) -> Entry:
-            if family not in families(preset, nfe):
-                return Entry("")
-            return Entry(signed(less(results, preset, role, readout, nfe, family), 3))
+            arms = every[nfe].get(family)
+            return Entry(signed(less(results, preset, role, readout, nfe, arms), 3) if arms else "")
 
         base = f"{role}/{released(preset, readout)}"
         at = {what: number(results(base, what), 3) for what in ("nll", "entropy")}
@@ -135,26 +145,35 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
         yield Table(
             f"reached-{role}-{readout}",
             words.format(caption=caption, readout=readout, calls=preset.most, **at),
-            ("Family", *(f"{nfe} calls" for nfe in calls(preset))),
-            (tuple((Entry(family), *(entry(family, nfe) for nfe in calls(preset))) for family in OWN),),
+            ("Family", *(f"{nfe} calls" for nfe in every)),
+            (tuple((Entry(family), *(entry(family, nfe) for nfe in every)) for family in named(every)),),
         )
 
 
+def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+    yield from reached(results, preset, every(preset))
+
+
 def lines(
-    results: Results, preset: Preset, role: str, readout: str, at: Mapping[tuple[int, str], float]
+    results: Results, preset: Preset, every: Arms, role: str, readout: str, at: Mapping[tuple[int, str], float]
 ) -> Iterator[Series]:
     """Each family over what `at` gives its numbers of calls, where it has a value; one without any keeps its place, so
     that a family looks alike in all panels."""
-    for family in OWN:
-        every = [(x, less(results, preset, role, readout, nfe, one)) for (nfe, one), x in at.items() if one == family]
-        known = [(x, one) for x, one in every if not math.isnan(one.mean)]
+    for family in named(every):
+        found = [
+            (x, less(results, preset, role, readout, nfe, every[nfe][one]))
+            for (nfe, one), x in at.items()
+            if one == family
+        ]
+        known = [(x, one) for x, one in found if not math.isnan(one.mean)]
         yield series(family, [x for x, _ in known], [one for _, one in known])
 
 
 def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
-    at = {(nfe, family): float(nfe) for nfe in calls(preset) for family in families(preset, nfe)}
+    own = every(preset)
+    at = {(nfe, family): float(nfe) for nfe, families in own.items() for family in families}
     for (role, caption), readout in product(preset.captions.items(), RELEASED):
-        drawn = list(lines(results, preset, role, readout, at))
+        drawn = list(lines(results, preset, own, role, readout, at))
         title = f"{caption}, beside top-p .9 at {preset.most} calls, {readout}"
         yield Panel(title, X, Y, drawn, ticks(calls(preset)), log_x=True)
 
@@ -162,7 +181,8 @@ def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
 def claims(results: Beside, preset: Preset) -> Claims:
     """With Mend the fewest of a preset's own numbers of calls are enough."""
     few = preset.nfes[0]
+    mend = families(preset, few)["Mend"]
     return {"few": [
-        below(f"{caption}, Mend at {few} calls", less(results, preset, role, "argmax", few, "Mend"))
+        below(f"{caption}, Mend at {few} calls", less(results, preset, role, "argmax", few, mend))
         for role, caption in preset.captions.items()
     ]}  # fmt: skip
