@@ -57,6 +57,18 @@ def test_in_how_many_calls_turns_reach_the_released_sampler():
     assert below("mini", less("base", 16)).outcome == "holds"
     assert below("mini", less("base", 12)).outcome == "open"
     assert below("mini-distilled", less("distilled", 16)).outcome == "open"
+    page = " ".join((ROOT / "docs/samplers.md").read_text(encoding="utf-8").split())
+    labels, none, there = (
+        tuple(f"{found(f'base/{at}', what).mean:.3f}" for what in ("nll", "entropy"))
+        for at in (
+            f"16/{weave.WOVEN['in turn'][0]}",
+            f"16/{weave.WOVEN['in turn'][-1]}",
+            pareto.released(frontier.SIZE, weave.READOUT),
+        )
+    )
+    assert f"`{weave.WOVEN['in turn'][-1]}`, which has no labels, has with 16 calls an NLL of {none[0]} at an " in page
+    assert f"entropy of {none[1]}, where the released sampler has {there[0]} at {there[1]} with 64; with labels" in page
+    assert f"it is {labels[0]} at {labels[1]}" in page
     level = less("distilled", 24)
     assert abs(level.mean) < 2 * level.se
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
