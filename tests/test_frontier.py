@@ -40,6 +40,7 @@ def test_what_is_said_of_turns():
     """The tables, and how many rows of the head a woven path needs."""
     page = (ROOT / "docs/samplers.md").read_text(encoding="utf-8")
     assert f"<!-- weave -->\n{frontier.turns()}<!-- end -->" in page
+    assert f"<!-- sharper -->\n{frontier.sharper()}<!-- end -->" in page
     model, ancestral = limpet.load("exact:words"), limpet.Native(nfe=16, endpoint="ancestral")
     woven = ancestral.but(weave=True, grid="quadratic")
     rows = [limpet.sample(model, sampler, n=8).head_rows for sampler in (woven, ancestral)]
@@ -69,12 +70,20 @@ def test_in_how_many_calls_turns_reach_the_released_sampler():
     assert f"`{weave.WOVEN['in turn'][-1]}`, which has no labels, has with 16 calls an NLL of {none[0]} at an " in page
     assert f"entropy of {none[1]}, where the released sampler has {there[0]} at {there[1]} with 64; with labels" in page
     assert f"it is {labels[0]} at {labels[1]}" in page
+    mends = [
+        samplers.less(found, f"{role}/16", arm, {"": weave.WOVEN["curve"]})
+        for role in frontier.SIZE.captions
+        for arm in weave.WOVEN["mend"]
+    ]
+    assert {below("", one).outcome for one in mends} == {"holds"}
+    least, most = (f"{-each:.3f}".lstrip("0") for each in (max(m.mean for m in mends), min(m.mean for m in mends)))
     level = less("distilled", 24)
     assert abs(level.mean) < 2 * level.se
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f'--arm "{weave.WOVEN["in turn"][0]}"' in said
     assert "On `mini` such arms need 16 calls" in said
     assert "on `mini-distilled` 24 are level with it" in said
+    assert f"In turn, too, Mend lies below top-p: by {least} to {most} with 16 calls, on both." in said
 
 
 def test_the_recommendation_is_what_the_tuner_found():

@@ -80,7 +80,8 @@ def test_woven_arms_are_held_against_the_released_sampler_alone() -> None:
     own, whole = ({cell.name: cell for cell in study(name, GPU).samples} for name in ("weave", "pareto"))
     assert list(weave.every(GPU)) == [12, 16, 24]
     arms = [name for name in own if "/64/" not in name]
-    assert len(arms) == 2 * 3 * len(weave.WOVEN["in turn"])
+    held = {*weave.WOVEN["curve"], *weave.WOVEN["mend"]} - {*weave.WOVEN["in turn"]}
+    assert len(arms) == 2 * (3 * len(weave.WOVEN["in turn"]) + len(held))
     for name in arms:
         assert own[name].sampler.weave
         assert own[name].sampler.grid == "quadratic"

@@ -125,6 +125,20 @@ def turns() -> str:
     return markdown(Table("turns", "", ("mixtures of arms", *(f"{nfe} calls" for nfe in calls)), (rows,))).lstrip()
 
 
+def sharper() -> str:
+    """Mend less top-p, both in turn, at Mend's entropy."""
+    found = committed("weave")
+    at = {role: f"{role}/{weave.twice(SIZE)}" for role in SIZE.captions}
+
+    def entry(role: str, arm: str) -> Entry:
+        less = samplers.less(found, at[role], arm, {"": weave.WOVEN["curve"]})
+        return Entry(f"{short(less)} at {found(f'{at[role]}/{arm}', 'entropy').mean:.2f}")
+
+    rows = tuple((Entry(arm), *(entry(role, arm) for role in reversed(SIZE.captions))) for arm in weave.WOVEN["mend"])
+    head = (f"{weave.twice(SIZE)} calls", *reversed(SIZE.captions.values()))
+    return markdown(Table("sharper", "", head, (rows,))).lstrip()
+
+
 def pages() -> dict[Path, str]:
     field, tried = committed("samplers"), committed("forms")
     both = f"{frontier(list(SIZE.captions), field, tried)}\n{words(field)}"
@@ -135,4 +149,5 @@ def pages() -> dict[Path, str]:
 if __name__ == "__main__":
     for page, text in pages().items():
         put(page, "frontier", text)
-    put(HERE / "docs/samplers.md", "weave", turns())
+    for name, block in {"weave": turns(), "sharper": sharper()}.items():
+        put(HERE / "docs/samplers.md", name, block)

@@ -9,28 +9,35 @@ from itertools import product
 from pathlib import Path
 
 from limpet.lab.claims import below
-from limpet.lab.page import Entry, Table, number
+from limpet.lab.page import Entry, Table, number, signed
 from limpet.lab.study import Cell
 from limpet.samplers import parse
-from limpet.studies import pareto
+from limpet.studies import pareto, samplers
 from limpet.studies.presets import Preset
 from limpet.studies.published import Beside, Claims
 
 WOVEN: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("weave.toml").read_text("utf-8"))
+FAMILY = "in turn"  # of the arms that are to reach the released sampler
 READOUT = "ancestral"
 STUDY = {"digits": pareto.STUDY["digits"]}
 
 
 def every(preset: Preset) -> pareto.Arms:
     """At one and a half times, twice and three times a preset's fewest calls."""
-    return dict.fromkeys((3 * preset.nfes[0] // 2, 2 * preset.nfes[0], 3 * preset.nfes[0]), WOVEN)
+    return {nfe: {FAMILY: WOVEN[FAMILY]} for nfe in (3 * preset.nfes[0] // 2, twice(preset), 3 * preset.nfes[0])}
+
+
+def twice(preset: Preset) -> int:
+    """The number of calls at which Mend is held against top-p, both in turn."""
+    return 2 * preset.nfes[0]
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
     """Cells ROLE/NFE/ARM, and the released sampler's."""
+    reaching = [(nfe, arm) for nfe in every(preset) for arm in WOVEN[FAMILY]]
+    held = [(twice(preset), arm) for arm in (*WOVEN["curve"], *WOVEN["mend"])]
     for role in preset.captions:
-        arms = [(nfe, arm) for nfe, families in every(preset).items() for arms in families.values() for arm in arms]
-        for nfe, arm in [*arms, (preset.most, pareto.RELEASED[READOUT])]:
+        for nfe, arm in dict.fromkeys([*reaching, (preset.most, pareto.RELEASED[READOUT]), *held]):
             yield Cell(f"{role}/{nfe}/{arm}", preset.roles[role], parse(arm)[1].but(nfe=nfe), preset.n)
 
 
@@ -43,13 +50,26 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
             nll, entropy = (results(f"{role}/{nfe}/{arm}", what) for what in ("nll", "entropy"))
             return Entry(f"{number(nll, 3)} at {entropy.mean:.3f}")
 
-        rows = tuple((Entry(arm), *(entry(nfe, arm) for nfe in every(preset))) for arm in WOVEN["in turn"])
+        rows = tuple((Entry(arm), *(entry(nfe, arm) for nfe in every(preset))) for arm in WOVEN[FAMILY])
         words = results.words["tables"]["arms"]["caption"].format(caption=caption)
         yield Table(f"arms-{role}", words, ("Arm", *(f"{nfe} calls" for nfe in every(preset))), (rows,))
+        arms = [*WOVEN["curve"], *WOVEN["mend"]]
+        rows = tuple(
+            (Entry(arm), entry(twice(preset), arm), Entry(against(results, preset, role, arm))) for arm in arms
+        )
+        words = results.words["tables"]["sharper"]["caption"].format(caption=caption, calls=twice(preset))
+        yield Table(f"sharper-{role}", words, ("Arm", "NLL at entropy", "less top-p in turn"), (rows,))
+
+
+def against(results: Beside, preset: Preset, role: str, arm: str) -> str:
+    """An arm of Mend less the curve of top-p, both in turn, at its own entropy; of the curve's own arms nothing."""
+    if arm in WOVEN["curve"]:
+        return ""
+    return signed(samplers.less(results, f"{role}/{twice(preset)}", arm, {"": WOVEN["curve"]}), 3)
 
 
 def claims(results: Beside, preset: Preset) -> Claims:
     """Each number of calls on each model is a claim of its own."""
     return {f"{nfe} calls on {caption}": [
-        below(f"{caption}, {nfe} calls in turn", pareto.less(results, preset, role, READOUT, nfe, WOVEN["in turn"]))
+        below(f"{caption}, {nfe} calls in turn", pareto.less(results, preset, role, READOUT, nfe, WOVEN[FAMILY]))
     ] for nfe, (role, caption) in product(every(preset), preset.captions.items())}  # fmt: skip
