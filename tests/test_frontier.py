@@ -71,9 +71,7 @@ def test_in_how_many_calls_turns_reach_the_released_sampler():
     assert f"entropy of {none[1]}, where the released sampler has {there[0]} at {there[1]} with 64; with labels" in page
     assert f"it is {labels[0]} at {labels[1]}" in page
     mends = [
-        samplers.less(found, f"{role}/16", arm, {"": weave.WOVEN["curve"]})
-        for role in frontier.SIZE.captions
-        for arm in weave.WOVEN["mend"]
+        weave.sharper(found, frontier.SIZE, role, arm) for role in frontier.SIZE.captions for arm in weave.WOVEN["mend"]
     ]
     assert {below("", one).outcome for one in mends} == {"holds"}
     least, most = (f"{-each:.3f}".lstrip("0") for each in (max(m.mean for m in mends), min(m.mean for m in mends)))

@@ -131,7 +131,7 @@ def sharper() -> str:
     at = {role: f"{role}/{weave.twice(SIZE)}" for role in SIZE.captions}
 
     def entry(role: str, arm: str) -> Entry:
-        less = samplers.less(found, at[role], arm, {"": weave.WOVEN["curve"]})
+        less = weave.sharper(found, SIZE, role, arm)
         return Entry(f"{short(less)} at {found(f'{at[role]}/{arm}', 'entropy').mean:.2f}")
 
     rows = tuple((Entry(arm), *(entry(role, arm) for role in reversed(SIZE.captions))) for arm in weave.WOVEN["mend"])

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from limpet.lab.claims import below
 from limpet.lab.page import Entry, Table, number, signed
+from limpet.lab.results import Results
 from limpet.lab.study import Cell
 from limpet.samplers import parse
+from limpet.stats import Estimate
 from limpet.studies import pareto, samplers
 from limpet.studies.presets import Preset
 from limpet.studies.published import Beside, Claims
@@ -55,17 +57,20 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
         yield Table(f"arms-{role}", words, ("Arm", *(f"{nfe} calls" for nfe in every(preset))), (rows,))
         arms = [*WOVEN["curve"], *WOVEN["mend"]]
         rows = tuple(
-            (Entry(arm), entry(twice(preset), arm), Entry(against(results, preset, role, arm))) for arm in arms
+            (
+                Entry(arm),
+                entry(twice(preset), arm),
+                Entry(signed(sharper(results, preset, role, arm), 3) if arm in WOVEN["mend"] else ""),
+            )
+            for arm in arms
         )
         words = results.words["tables"]["sharper"]["caption"].format(caption=caption, calls=twice(preset))
         yield Table(f"sharper-{role}", words, ("Arm", "NLL at entropy", "less top-p in turn"), (rows,))
 
 
-def against(results: Beside, preset: Preset, role: str, arm: str) -> str:
-    """An arm of Mend less the curve of top-p, both in turn, at its own entropy; of the curve's own arms nothing."""
-    if arm in WOVEN["curve"]:
-        return ""
-    return signed(samplers.less(results, f"{role}/{twice(preset)}", arm, {"": WOVEN["curve"]}), 3)
+def sharper(results: Results, preset: Preset, role: str, arm: str) -> Estimate:
+    """An arm less the curve of top-p, both in turn, at its own entropy."""
+    return samplers.less(results, f"{role}/{twice(preset)}", arm, {"": WOVEN["curve"]})
 
 
 def claims(results: Beside, preset: Preset) -> Claims:
