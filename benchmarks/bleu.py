@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bleu.py
 
-Ids are drawn from a Zipf law. NLTK's time grows with the square of the number of texts, so it runs on a smaller set;
+Ids are drawn from a Zipf distribution. NLTK's time grows with the square of the number of texts, so it runs on a smaller set;
 the last line is the size of one cell of the paper, 256 texts of 1024 ids, here alone."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
-from limpet.metrics import self_bleu
+from limpet.evaluation.metrics import self_bleu
 
 
 def zipf(texts: int, length: int, vocab_size: int = 50257) -> np.ndarray:
-    law = 1 / np.arange(1, vocab_size + 1)
-    return np.random.default_rng(0).choice(vocab_size, size=(texts, length), p=law / law.sum())
+    probs = 1 / np.arange(1, vocab_size + 1)
+    return np.random.default_rng(0).choice(vocab_size, size=(texts, length), p=probs / probs.sum())
 
 
 def nltk_self_bleu(tokens: np.ndarray) -> np.ndarray:

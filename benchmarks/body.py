@@ -1,4 +1,4 @@
-"""Where a call's time goes on a GPU, kernel by kernel, and what float8 products change: times, laws, texts.
+"""Where a call's time goes on a GPU, kernel by kernel, and what float8 products change: times, distributions, texts.
 
     python benchmarks/body.py --out benchmarks/results/body.json
     python benchmarks/body.py --out benchmarks/results/float8-products.json --only "one product"
@@ -34,11 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import limpet
 from blocks import put
-from limpet import speed, stats
-from limpet.denoisers import float8, float8_kernels, fused
-from limpet.denoisers.duo import Duo, Network, Shape, in_float8
-from limpet.denoisers.float8_kernels import TILE, Tile
-from limpet.denoisers.fused import FusedBody
+from limpet.evaluation import statistics as estimates
+from limpet.experiments import speed
+from limpet.models import duo_triton, float8, float8_kernels
+from limpet.models.duo import Duo, Network, Shape, in_float8
+from limpet.models.duo_triton import FusedBody
+from limpet.models.float8_kernels import TILE, Tile
 from limpet.samplers import CRS, Mend, Native, Sampler
 from trained_like import trained_like
 
@@ -52,7 +53,9 @@ NORMS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8))  # posi
 WARPS = (1, 2, 4, 8)
 TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
 IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
-RELEASED = 16  # texts at once up to which the released functions stand beside: each keeps several float64 laws of all
+RELEASED = (
+    16  # texts at once up to which the released functions stand beside: each keeps several float64 distributions of all
+)
 FEW = 8  # of their calls
 MADE = ("queries, keys, values", "MLP up", "MLP down")  # what float8 products make
 
@@ -141,16 +144,16 @@ def attention(shape: Shape, batch: int) -> dict[str, Any]:
         found[name] = {
             "side by side": rate(lambda attend=attend: attend(side_by_side()), flop),
             "separate": rate(lambda attend=attend: attend(apart), flop),
-            "copied": rate(lambda attend=attend: attend(tuple(part.contiguous() for part in side_by_side())), flop),
+            "keep": rate(lambda attend=attend: attend(tuple(part.contiguous() for part in side_by_side())), flop),
         }
         if "refused" not in found[name]["side by side"]:
             mixed = attend(side_by_side()).transpose(1, 2)
             found[name]["rows without a copy"] = mixed.flatten(2).data_ptr() == mixed.data_ptr()
     q, kv = packed[..., :width], packed[..., width:]
-    found["as the body calls it"] = rate(lambda: fused._attended(q, kv, heads), flop)
+    found["as the body calls it"] = rate(lambda: duo_triton._attended(q, kv, heads), flop)
     index = torch.randperm(batch * length, device=PLACE)[: batch * length // 6].sort().values.int()
     few = q.flatten(0, 1).index_select(0, index)
-    found["from a sixth of the positions"] = rate(lambda: fused._attended(few, kv, heads, index), flop / 6)
+    found["from a sixth of the positions"] = rate(lambda: duo_triton._attended(few, kv, heads, index), flop / 6)
     return found
 
 
@@ -204,14 +207,14 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     shift, scale, gate = (torch.randn(batch, 8, width, device=PLACE).bfloat16()[:, 3] for _ in range(3))
     rooms = {"bfloat16": torch.empty_like(first), "float8": FusedBody(in_float8(model.network))._room(x)}
     found: dict[str, Any] = {}
-    before = fused.ROWS, fused.WARPS
+    before = duo_triton.ROWS, duo_triton.WARPS
     for (name, room), (together, warps) in itertools.product(rooms.items(), NORMS):
-        fused.ROWS, fused.WARPS = together, warps
+        duo_triton.ROWS, duo_triton.WARPS = together, warps
         size = 2 if name == "bfloat16" else 1
         for updates, store in (([(gate, first), (gate, second)], True), ([(gate, first)], False)):
             traffic = rows * width * (4 + 2 * len(updates) + 4 * store + size)
             found[f"norm to {name}, {len(updates)} updates, {together} together, {warps} warps"] = rate(
-                lambda room=room, updates=updates, store=store: fused._normed(
+                lambda room=room, updates=updates, store=store: duo_triton._normed(
                     x, updates, block.norm1, shift, scale, room, store=store
                 ),
                 traffic=traffic,
@@ -219,12 +222,12 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     packed = torch.randn(batch, shape.length, 3 * width, device=PLACE).bfloat16()
     large = torch.randn(rows, hidden, device=PLACE).bfloat16()
     for warps in WARPS:
-        fused.WARPS = warps
+        duo_triton.WARPS = warps
         found[f"rotation, {warps} warps"] = rate(
             lambda: body._rotate(packed[..., : 2 * width], shape.length), traffic=rows * 2 * width * 4
         )
-        found[f"GELU to float8, {warps} warps"] = rate(lambda: fused._gelu(large), traffic=rows * hidden * 3)
-    fused.ROWS, fused.WARPS = before
+        found[f"GELU to float8, {warps} warps"] = rate(lambda: duo_triton._gelu(large), traffic=rows * hidden * 3)
+    duo_triton.ROWS, duo_triton.WARPS = before
     found["copy"] = rate(large.clone, traffic=rows * hidden * 4)
     return found
 
@@ -235,7 +238,7 @@ def joined(model: Duo, batch: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
     shape, body = model.network.shape, FusedBody(in_float8(model.network))
     body.joined, block = False, body.blocks[0]
     normed = float8.quantise(torch.randn(batch, shape.length, shape.width, device=PLACE))
-    rows, angles = fused._rows(normed, None), body._angles(shape.length)
+    rows, angles = duo_triton._rows(normed, None), body._angles(shape.length)
     found: dict[str, Any] = {}
 
     def beside(what: str, outputs: int, both: Callable[[], Any], one: Callable[[Tile], Any]) -> None:
@@ -263,15 +266,15 @@ def plain(result: Tensor | float8.Scaled) -> Tensor:
     return result.values.float() * result.scales if isinstance(result, float8.Scaled) else result.float()
 
 
-def laws(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
-    """Mean total variation between the laws of bfloat16 and of another precision, and how much of an argmax's
+def distributions(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
+    """Mean total variation between the distributions of bfloat16 and of another precision, and how much of an argmax's
     probability the other's argmax misses."""
     found, base = {}, pairs["bfloat16"]
     for (name, model), (t, tokens) in itertools.product(pairs.items(), seen):
         if model is base:
             continue
         one, other = (each.logits(tokens, t).float().softmax(-1) for each in (base, model))
-        found[f"{name} law variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
+        found[f"{name} distribution variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
         chosen = one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
         found[f"{name} argmax misses t {t}"] = float((one.amax(-1) - chosen).mean())
         found[f"{name} argmax differs t {t}"] = float((one.argmax(-1) != other.argmax(-1)).float().mean())
@@ -291,7 +294,7 @@ def one_product(network: Network, kind: str) -> Network:
 def laws_by_product(network: Network, seen: list[tuple[float, Tensor]]) -> dict[str, float]:
     """What each kind of product does by itself, and all together. The body of a GPU takes all or none."""
     pairs = {kind: Duo(one_product(network, kind), precision="bfloat16") for kind in MADE}
-    return laws(
+    return distributions(
         {"bfloat16": Duo(network, precision="bfloat16"), **pairs, "all": Duo(network, precision="float8")}, seen
     )
 
@@ -306,7 +309,7 @@ def mini_laws(name: str, n: int, nfe: int) -> dict[str, float]:
         noise = torch.randint(base.vocab_size, clean.shape, generator=generator, device=PLACE)
         keep = torch.rand(clean.shape, generator=generator, device=PLACE) < float(base.schedule.signal(t))
         seen.append((t, torch.where(keep, clean, noise)))
-    return laws(pairs, seen)
+    return distributions(pairs, seen)
 
 
 def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
@@ -321,8 +324,8 @@ def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
         pairs = {"nll": (one.nll, other.nll), "entropy": (one.values["entropy"], other.values["entropy"])}
         found[one.name] = {
             what: {
-                "bfloat16": stats.mean_se(mine).to_dict(), "float8": stats.mean_se(theirs).to_dict(),
-                "difference": stats.paired(theirs, mine).to_dict(),
+                "bfloat16": estimates.mean_se(mine).to_dict(), "float8": estimates.mean_se(theirs).to_dict(),
+                "difference": estimates.paired(theirs, mine).to_dict(),
             }
             for what, (mine, theirs) in pairs.items()
         }  # fmt: skip
@@ -362,7 +365,11 @@ KINDS = {
     "attention": ("sdpa", "flash", "fmha"), "sums, gates, norms": ("_norm_kernel",), "rotation": ("_rotate_kernel",),
     "GELU": ("_gelu_kernel",), "matrix products": ("nvjet", "gemm", "cutlass", "_kernel"),
 }  # fmt: skip
-READ = {"native": "moved", "CRS": "looked at", "Mend": "looked at"}  # what is mostly done with a law, by sampler
+READ = {
+    "native": "moved",
+    "CRS": "looked at",
+    "Mend": "looked at",
+}  # what is mostly done with a distribution, by sampler
 STREAM, TURNED = 22, 8  # bytes of a feature that a block's two norms move, and its rotation, in bfloat16
 
 
@@ -407,7 +414,7 @@ def paths(found: dict[str, Any], parts: dict[str, float]) -> Iterator[str]:
     """Each path beside bare forwards in the same run, and beside the least that its arithmetic takes."""
     times = found["times batch 64 nfe 64"]
     bare = times["bare"]["ms a call"]
-    yield "| batch 64, 64 calls | head rows | of bare | the least | with laws read |"
+    yield "| batch 64, 64 calls | head rows | of bare | the least | with distributions read |"
     yield "|---|---|---|---|---|"
     for name, one in times.items():
         precision, _, sampler = name.partition(" ")
@@ -421,7 +428,7 @@ def paths(found: dict[str, Any], parts: dict[str, float]) -> Iterator[str]:
 
 
 def reading(parts: dict[str, float], how: str) -> float:
-    """Milliseconds for the laws of all positions at batch 64, from benchmarks/gpu.py's time for some of them."""
+    """Milliseconds for the distributions of all positions at batch 64, from benchmarks/gpu.py's time for some of them."""
     return parts[f"rows {how}, 2048 8 64"] * 64 * Shape().length / 5248
 
 
@@ -429,7 +436,7 @@ def alone(found: dict[str, Any]) -> str:
     attention, between = found["attention"], found["between"]
     mixed, flash = (attention["as the body calls it"]["TFLOP/s"], attention["flash"]["side by side"]["TFLOP/s"])
     rates = [one["bfloat16"]["TFLOP/s"] for one in found["products"].values() if isinstance(one, dict)]
-    norms = [f"norm to bfloat16, {n} updates, {fused.ROWS} together, {fused.WARPS} warps" for n in (1, 2)]
+    norms = [f"norm to bfloat16, {n} updates, {duo_triton.ROWS} together, {duo_triton.WARPS} warps" for n in (1, 2)]
     slow, fast = sorted(between[name]["GB/s"] / 1000 for name in norms)
     return (
         f"The fastest of the runs. In two passes a kernel rotates or takes GELU after its product; joined, in "
@@ -438,8 +445,8 @@ def alone(found: dict[str, Any]) -> str:
         f"has), the norms' kernel at {slow:.1f} to {fast:.1f} TB/s where a copy runs at "
         f"{between['copy']['GB/s'] / 1000:.1f}. The least is what a call would take if every product and all "
         f"attention ran as fast as alone, and all that travels between them at the speed of a copy: less takes other "
-        f"arithmetic. The last column adds the kernel that reads laws, as fast as in the table of parts above; Mend "
-        f"also asks how far laws contradict its labels, and draws from a nucleus, which were not timed by themselves."
+        f"arithmetic. The last column adds the kernel that reads distributions, as fast as in the table of parts above; Mend "
+        f"also asks how far distributions contradict its labels, and draws from a nucleus, which were not timed by themselves."
     )
 
 
@@ -454,27 +461,29 @@ def beside_released(found: dict[str, Any]) -> str:
 
 
 def by_product(alone: dict[str, float]) -> str:
-    """What of a law's change each kind of product makes."""
+    """What of a distribution's change each kind of product makes."""
     most: dict[str, float] = {}
     for name, value in alone.items():
-        kind, law, _ = name.partition(" law variation")
-        if law:
+        kind, probs, _ = name.partition(" distribution variation")
+        if probs:
             most[kind] = max(most.get(kind, 0.0), value)
     together = most.pop("all")
     least, largest = min(most.values()), max(most.values())
     return (
-        f"There each kind of product by itself, the others in bfloat16, moves laws by {least:.2f} to {largest:.2f}, "
+        f"There each kind of product by itself, the others in bfloat16, moves distributions by {least:.2f} to {largest:.2f}, "
         f"and all together by {together:.2f} (emulated on a CPU, without the kernels of a GPU): whichever of them is "
-        f"kept in float8, laws move by more than .03."
+        f"kept in float8, distributions move by more than .03."
     )
 
 
 def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
-    """What float8 does to laws and to texts."""
-    laws = {
-        name.removeprefix("laws "): max(v for what, v in one.items() if what.startswith("float8 ") and "law" in what)
+    """What float8 does to distributions and to texts."""
+    distributions = {
+        name.removeprefix("distributions "): max(
+            v for what, v in one.items() if what.startswith("float8 ") and "exact" in what
+        )
         for name, one in found.items()
-        if name.startswith("laws")
+        if name.startswith("distributions")
     }
     texts = {name.removeprefix("texts "): one for name, one in found.items() if name.startswith("texts")}
     arms = [arm for one in texts.values() for arm in one.values()]
@@ -482,9 +491,9 @@ def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
     nll, entropy = (f"{one['mean']:+.3f} ± {one['se']:.3f}" for one in (moved["nll"], moved["entropy"]))
     within = " and ".join(f"{errors(arms):.1f} errors on `{model}`" for model, arms in texts.items())
     return (
-        f"A law in float8 differs from bfloat16's by a total variation, on average, of at most {laws['mini']:.3f} on "
-        f"`mini` and {laws['mini-distilled']:.3f} on `mini-distilled`, on their own texts under noise, and of "
-        f"{laws['released shape']:.2f} with random weights of the released size, where every error is amplified. "
+        f"A distribution in float8 differs from bfloat16's by a total variation, on average, of at most {distributions['mini']:.3f} on "
+        f"`mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on their own texts under noise, and of "
+        f"{distributions['released shape']:.2f} with random weights of the released size, where every error is amplified. "
         f"{by_product(apart)} Of 4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's "
         f"within {within}; paired, on the same randomness, they move by up to {nll} and {entropy} nats."
     )
@@ -500,7 +509,7 @@ def errors(arms: dict[str, Any]) -> float:
 
 
 def page(found: dict[str, Any], parts: dict[str, float], apart: dict[str, float]) -> str:
-    """The words of docs/speed.md on the body and on float8; `apart` is what each kind of product does to laws."""
+    """The words of docs/speed.md on the body and on float8; `apart` is what each kind of product does to distributions."""
     said = (alone(found), beside_released(found), changed(found, apart))
     words = (textwrap.fill(one, 120, break_on_hyphens=False) for one in said)
     return "\n".join([*spent(found), "", *paths(found, parts), "", "\n\n".join(words)])
@@ -559,11 +568,11 @@ def main() -> None:
     section("joined", joined, models["bfloat16"], batch, (Tile(16, 64, 32, 4, 2),) if options.tiny else TILES)
     section("between", between, models["bfloat16"], batch)
     noisy = [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)]
-    section("laws released shape", laws, models, noisy)
+    section("distributions released shape", distributions, models, noisy)
     if not ON_GPU:
         section("one product", laws_by_product, network, noisy)
     for name in ("mini", "mini-distilled"):
-        section(f"laws {name}", mini_laws, name, n, nfe)
+        section(f"distributions {name}", mini_laws, name, n, nfe)
     section(f"times batch {batch} nfe {nfe}", times, models, batch, nfe, options.runs)
     for name in ("mini", "mini-distilled"):
         section(f"texts {name}", texts, name, texts_n, nfe)

@@ -25,11 +25,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import limpet
-from limpet.denoisers.duo import PRECISIONS
-from limpet.lab import Shelf, Store, bulk
-from limpet.lab.places import Place, local
-from limpet.lab.places.processes import processes
-from limpet.lab.shelf import provenance
+from limpet.experiments import Shelf, Store, bulk
+from limpet.experiments.executors import Place, local
+from limpet.experiments.executors.processes import processes
+from limpet.experiments.resources import provenance
+from limpet.models.duo import PRECISIONS
 from limpet.samplers import parse
 
 

@@ -27,18 +27,19 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from limpet import LimpetError, speed
-from limpet.denoisers import Wrapped
-from limpet.denoisers.duo import AlignedHead, Duo, Shape
-from limpet.engine import selector
-from limpet.engine.path import Path as Walk
-from limpet.engine.path import generate, open_path
-from limpet.engine.steps import Backend, Input, Outcome, Transition, fused, lazy, trial
-from limpet.engine.steps.coins import ancestral
-from limpet.engine.streams import Stream
-from limpet.engine.support import Support
+from limpet import LimpetError
+from limpet.diffusion import selection
+from limpet.diffusion.backends import Backend, Input, Outcome, Transition, fused, sparse, testing
+from limpet.diffusion.rng import CounterRNG
+from limpet.diffusion.transitions import ancestral
+from limpet.diffusion.truncation import Support
+from limpet.experiments import speed
+from limpet.generation import Counted
+from limpet.models import Wrapped
+from limpet.models.duo import AlignedHead, Duo, Shape
 from limpet.samplers import CRS, Mend, Native, Sampler, parse
-from limpet.samples import Counted
+from limpet.samplers.context import Context as Walk
+from limpet.samplers.context import generate, open_context
 from trained_like import released, trained_like
 
 CUDA = torch.device("cuda")
@@ -58,13 +59,13 @@ def transition(tokens: Tensor, **changes: Any) -> Transition:
 
 
 def shown(asked: Transition, vocab_size: int = VOCAB, convert: bool = False, seed: int = 8200) -> Input:
-    stream = Stream(seed, torch.arange(len(asked.tokens), device=CUDA))
-    return trial.input_of(asked, vocab_size, stream, convert)
+    rng = CounterRNG(seed, torch.arange(len(asked.tokens), device=CUDA))
+    return testing.input_of(asked, vocab_size, rng, convert)
 
 
 def path_of(model: Any, batch: int, length: int | None = None, backend: Backend | None = None) -> Walk:
     fixed = torch.full((batch, length or model.length), -1, device=CUDA)
-    return open_path(model, Stream(8200, torch.arange(batch, device=CUDA)), fixed, backend)
+    return open_context(model, CounterRNG(8200, torch.arange(batch, device=CUDA)), fixed, backend)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -75,19 +76,21 @@ def check_step() -> dict[str, Any]:
     differ, and by how much a deficit does, relatively, at most."""
     found = {}
     generator = torch.Generator(CUDA).manual_seed(1)
-    laws = (
+    distributions = (
         (1.0, "released", False, 1.0), (0.9, "released", False, 1.0), (0.9, "paper", True, 1.0),
         (0.3, "released", False, 1.0), (1.0, "released", False, 0.8), (0.9, "paper", True, 0.8),
     )  # fmt: skip
     for dtype, spread, (top_p, boundary, convert, temperature) in itertools.product(
-        (torch.bfloat16, torch.float32), (2.0, 6.0), laws
+        (torch.bfloat16, torch.float32), (2.0, 6.0), distributions
     ):
         logits = (torch.randn(8, 128, VOCAB, generator=generator, device=CUDA) * spread).to(dtype)
         tokens = torch.randint(VOCAB, (8, 128), generator=generator, device=CUDA)
         tokens[:, ::2] = logits[:, ::2].argmax(-1)
         cut = Support(top_p, boundary)
         case = transition(tokens, support=cut, temperature=temperature, coins=ancestral(0.01, 0.7), against=tokens)
-        one, other = (trial.step(each.BACKEND, logits, case, shown(case, convert=convert)) for each in (lazy, fused))
+        one, other = (
+            testing.step(each.BACKEND, logits, case, shown(case, convert=convert)) for each in (sparse, fused)
+        )
         name = f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"
         found[name if temperature == 1 else f"{name} temperature {temperature}"] = compared(tokens, one, other)
     return found
@@ -120,10 +123,10 @@ class Spoiled(Wrapped):
 
 
 def check_alarm() -> dict[str, str]:
-    """What a law that is none comes to, where CRS first looks everywhere and in the last call: one sentence each."""
+    """What a distribution that is none comes to, where CRS first looks everywhere and in the last call: one sentence each."""
     model, found = Duo(trained_like(Shape(length=256, blocks=2))).to(CUDA), {}
     sampler = CRS(nfe=8)
-    for call, place in ((sampler.early, 300), (7, 511)):
+    for call, place in ((sampler.warmup_calls, 300), (7, 511)):
         spoiled = Spoiled(model, call, place)
         row, position = divmod(place, model.length)
         wanted = f"in call {call} at position {position} of sample {row}"
@@ -145,19 +148,21 @@ def check_select() -> dict[str, Any]:
         deficit = torch.rand(64, 1024, generator=generator, device=CUDA, dtype=torch.float64).round(decimals=digits)
         eligible = torch.rand(64, 1024, generator=generator, device=CUDA) < 0.7
         budget = torch.rand(64, generator=generator, device=CUDA, dtype=torch.float64) * 40
-        one = selector.select(deficit, eligible, count, budget, spacing)
+        one = selection.select(deficit, eligible, count, budget, spacing)
         differ += int((one != fused.select(deficit, eligible, count, budget, spacing)).sum())
     return {"cases": 24 * 64, "positions that differ": differ}
 
 
 def check_laws() -> dict[str, float]:
-    """A million draws a case against the exact reverse law, and the tail of a large law; p-values of Pearson's test."""
+    """A million draws a case against the exact reverse distribution, and the tail of a large distribution; p-values of Pearson's test."""
     found = {}
-    laws = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
-    for (row, values), top_p, boundary in itertools.product(enumerate(laws), (1.0, 0.65), ("released", "paper")):
-        law = torch.tensor(values, dtype=torch.float64)
-        fit = trial.fit(fused.BACKEND, law, Support(top_p, boundary), seed=row, device=CUDA, shape=(1000, 1000))
-        found[f"law {row} p {top_p} {boundary}"] = fit
+    distributions = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
+    for (row, values), top_p, boundary in itertools.product(
+        enumerate(distributions), (1.0, 0.65), ("released", "paper")
+    ):
+        probs = torch.tensor(values, dtype=torch.float64)
+        fit = testing.fit(fused.BACKEND, probs, Support(top_p, boundary), seed=row, device=CUDA, shape=(1000, 1000))
+        found[f"distribution {row} p {top_p} {boundary}"] = fit
     found["tail of 1e-3 in 50 parts"] = tail()
     return found | {"smallest": min(found.values())}
 
@@ -171,7 +176,7 @@ def tail() -> float:
     for call in range(8):
         tokens = torch.full((100, 1000), 25000, device=CUDA)
         case = transition(tokens, call=call, coins=ancestral(1e-12, 1.0), inspect=tokens < 0)
-        outcome = trial.step(
+        outcome = testing.step(
             fused.BACKEND, tokens[..., None].float(), case, shown(case, len(weights)),
             lambda rows: row.expand(len(rows), -1),
         )  # fmt: skip
@@ -183,7 +188,7 @@ def tail() -> float:
             [values[:25000].view(25, -1).sum(-1), values[25000:25001], values[25001:].view(25, -1).sum(-1)]
         )
 
-    return trial.chi_square(parts(counts), parts(weights / weights.sum()))
+    return testing.chi_square(parts(counts), parts(weights / weights.sum()))
 
 
 def check_path(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) -> dict[str, Any]:
@@ -194,11 +199,11 @@ def check_path(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) 
     sampler, (batch, length) = kind(nfe=16, temperature=temperature), (2, 256)
     with torch.inference_mode():
         *_, (one, _) = generate(sampler, path_of(counted[0], batch, length))
-        *_, (other, _) = generate(sampler, path_of(counted[1], batch, length, lazy.BACKEND))
+        *_, (other, _) = generate(sampler, path_of(counted[1], batch, length, sparse.BACKEND))
     return {
         "tokens": one.tokens.numel(),
         "tokens differ": int((one.tokens != other.tokens).sum()),
-        "selected when": int((one.memory[1] != other.memory[1]).sum()),
+        "committed when": int((one.memory[1] != other.memory[1]).sum()),
         "head rows": [denoiser.rows / sampler.nfe / (batch * length) for denoiser in counted],
     }
 
@@ -206,8 +211,8 @@ def check_path(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) 
 def check_precision() -> dict[str, float]:
     """The network in float32 and in bfloat16, each with its fused body and with its own, along a path's noise levels.
 
-    Body: largest difference of features, relative to their root mean square. Law: the mean over positions of the
-    total variation between the laws, and of how much of an argmax's probability the other's argmax misses."""
+    Body: largest difference of features, relative to their root mean square. Distribution: the mean over positions of the
+    total variation between the distributions, and of how much of an argmax's probability the other's argmax misses."""
     network = trained_like(Shape()).to(CUDA)
     exact, rounded = (Duo(network, precision=precision) for precision in ("float32", "bfloat16"))
     tokens = torch.randint(VOCAB, (2, exact.length), generator=torch.Generator(CUDA).manual_seed(3), device=CUDA)
@@ -220,7 +225,7 @@ def check_precision() -> dict[str, float]:
                 fused = model.body(tokens, t).double()
                 found[f"body {name} t {t}"] = float((fused - own).abs().max() / own.square().mean().sqrt())
             one, other = (model.logits(tokens, t).double().softmax(-1) for model in (exact, rounded))
-            found[f"law variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
+            found[f"distribution variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
             chosen = one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
             found[f"argmax misses t {t}"] = float((one.amax(-1) - chosen).mean())
     return found
@@ -231,7 +236,7 @@ def check_waits(model: Duo, batch: int) -> dict[str, float]:
     sampler = CRS(nfe=6)
 
     def path() -> None:
-        """Every call; what follows them, that all laws were laws, waits for the device by intent."""
+        """Every call; what follows them, that all distributions were distributions, waits for the device by intent."""
         for _ in itertools.islice(generate(sampler, path_of(model, batch)), sampler.nfe):
             pass
 
@@ -260,20 +265,20 @@ def confidence(model: Duo) -> dict[str, Any]:
     """Along native and CRS paths: t, the mean largest probability, the mean h(z), the median size of the .9 nucleus."""
     found: dict[str, Any] = {}
     for name in ("native", "CRS"):
-        sampler, path = speed.SAMPLERS[name].but(nfe=9), path_of(model, 2)
+        sampler, path = speed.SAMPLERS[name].replace(nfe=9), path_of(model, 2)
         assert isinstance(sampler, Native)
         rows = []
         with torch.inference_mode():
             state = sampler.begin(path)
             while state.call < 8:
                 before, (state, info) = state, sampler.step(path, state)
-                law = model.logits(info.input, info.t)[:, ::8].softmax(-1)
-                at_z = law.gather(-1, before.tokens[:, ::8, None])
-                size = (law.sort(-1, descending=True).values.cumsum(-1) <= 0.9).sum(-1) + 1
-                rows.append([info.t, float(law.amax(-1).mean()), float(at_z.mean()), int(size.median())])
+                probs = model.logits(info.input, info.t)[:, ::8].softmax(-1)
+                at_z = probs.gather(-1, before.tokens[:, ::8, None])
+                size = (probs.sort(-1, descending=True).values.cumsum(-1) <= 0.9).sum(-1) + 1
+                rows.append([info.t, float(probs.amax(-1).mean()), float(at_z.mean()), int(size.median())])
         found[name] = [[round(value, 4) for value in row] for row in rows]
-        selected = state.memory[1] <= 8 if state.memory else path.nowhere
-        found[f"{name} selected"] = float(selected.sum(-1).float().mean())
+        committed = state.memory[1] <= 8 if state.memory else path.no_positions
+        found[f"{name} committed"] = float(committed.sum(-1).float().mean())
     return found
 
 
@@ -312,7 +317,7 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         budget = torch.full((batch,), 12.2, dtype=torch.float64, device=CUDA)
         found["select 25"] = milliseconds(lambda: fused.select(deficit, tokens >= 0, count, budget, 4))
         found["select 205"] = milliseconds(lambda: fused.select(deficit, tokens >= 0, count * 8, budget * 10, 4))
-        found["select in torch"] = milliseconds(lambda: selector.select(deficit, tokens >= 0, count, budget, 4), 4)
+        found["select in torch"] = milliseconds(lambda: selection.select(deficit, tokens >= 0, count, budget, 4), 4)
 
         logits = aligned(few)
         short = tokens.flatten()[: 6 * length].view(6, length)
@@ -331,7 +336,7 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
     return found
 
 
-# Samplers that the router draws, and samplers that read every law.
+# Samplers that the router draws, and samplers that read every distribution.
 ARMS = ("mend", "mend turns=1", "psi", "psi rule=constant eta=.5", "ddim", "gibbs")
 ROUTER = {**speed.SAMPLERS, **dict(map(parse, ARMS))}
 READERS = dict(map(parse, (
@@ -406,7 +411,7 @@ def main() -> None:
             section("parts", parts, model, batch)
             section("check step", check_step)
             section("check select", check_select)
-            section("check laws", check_laws)
+            section("check distributions", check_laws)
             section("check path float32", check_path, "float32")
             section("check path bfloat16", check_path, "bfloat16")
             section("check path temperature .8", check_path, "float32", 0.8)

@@ -39,10 +39,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from blocks import put
-from limpet import load, speed
-from limpet.denoisers import Denoiser, duo, sumi, timeless
-from limpet.denoisers.files import INDEX
-from limpet.engine.process import clipped_snr
+from limpet import load
+from limpet.diffusion.process import clipped_snr
+from limpet.experiments import speed
+from limpet.models import Denoiser, duo, sumi, time_agnostic
+from limpet.models.model_files import INDEX
 from limpet.samplers import CRS, Mend, Native, Sampler
 from trained_like import trained_like
 
@@ -108,8 +109,8 @@ def sumi_at_once(made: Made) -> Denoiser:
     """The same of a Sumi."""
     network, network.shape = made.network, made.shape
     network.layers = nn.ModuleList([*network.layers] * made.shape.blocks)
-    timeless.set_precision(network, torch.bfloat16)
-    return timeless.Timeless(network, schedule=clipped_snr(), precision="bfloat16")
+    time_agnostic.set_precision(network, torch.bfloat16)
+    return time_agnostic.Timeless(network, schedule=clipped_snr(), precision="bfloat16")
 
 
 class Model(NamedTuple):
@@ -158,9 +159,9 @@ def forward_of(model: Denoiser) -> speed.Forward:
     network: Any = model.network  # type: ignore[attr-defined]
     whole = isinstance(network, duo.Network)
     read = network if whole else lambda x: network.head(network.norm(x))
-    through = timeless.everywhere
+    through = time_agnostic.everywhere
     if PLACE == "cuda":
-        read, through = torch.compile(read, dynamic=False), timeless.compiled()
+        read, through = torch.compile(read, dynamic=False), time_agnostic.compiled()
     if whole:
         return read  # type: ignore[no-any-return]
 
@@ -228,7 +229,7 @@ class Products(NamedTuple):
     vocab_size: int
 
     def work(self, share: float) -> float:
-        """Multiplications for each position, where a share of them needs a law: the head and all of the last block
+        """Multiplications for each position, where a share of them needs a distribution: the head and all of the last block
         but its keys and values run only there."""
         keys = 2 * self.width * self.narrow
         rest = self.width * (2 * self.width + self.into + self.hidden + 2 * self.length)

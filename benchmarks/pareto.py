@@ -1,4 +1,4 @@
-"""What quality costs in seconds: the arms of the studies `pareto` and `weave` timed beside the released functions, and
+"""What quality costs in seconds: the arms of the studies `pareto` and `interleave` timed beside the released functions, and
 both joined.
 
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
@@ -6,9 +6,9 @@ both joined.
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200-released.json --few 0 --calls 8 16 \
         --model tools/trained_like.py:released --batches 64 --released-batches 32 16
-    python benchmarks/pareto.py time --study weave --out benchmarks/results/weave-cpu.json --threads 2 \
+    python benchmarks/pareto.py time --study interleave --out benchmarks/results/interleave-cpu.json --threads 2 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
-    python benchmarks/pareto.py join benchmarks/results/{pareto-h200,pareto-h200-released,pareto-cpu,weave-cpu}.json
+    python benchmarks/pareto.py join benchmarks/results/{pareto-h200,pareto-h200-released,pareto-cpu,interleave-cpu}.json
 
 `time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
 is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
@@ -35,19 +35,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import limpet
-from limpet import LimpetError, speed, studies
-from limpet.denoisers.duo import Duo
-from limpet.denoisers.files import usable_device
-from limpet.lab import Results
-from limpet.lab.claims import below
-from limpet.lab.page import Figure, Panel, Series, signed
+from limpet import LimpetError
+from limpet.evaluation.statistics import Estimate
+from limpet.experiments import Results, speed
+from limpet.experiments.claims import below
+from limpet.experiments.contents import Figure, Panel, Series, signed
+from limpet.models.duo import Duo
+from limpet.models.model_files import usable_device
+from limpet.paper import studies
+from limpet.paper.studies import Preset, interleave, pareto
 from limpet.samplers import Native, parse
-from limpet.stats import Estimate
-from limpet.studies import Preset, pareto, weave
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = 1000  # that all times are for
-EVERY = {"pareto": pareto.every, "weave": weave.every}  # arms, by study
+EVERY = {"pareto": pareto.every, "interleave": interleave.every}  # arms, by study
 RANDOM = "trained-like"  # what a random network of the released size is called
 TRIED = 8  # calls of the runs that choose a batch
 
@@ -144,7 +145,7 @@ class Cheapest(NamedTuple):
 
     where: str
     caption: str
-    readout: str
+    final_step: str
     released: float  # seconds
     shares: dict[str, float]  # of the texts, by arm
     nfe: int
@@ -167,7 +168,7 @@ class Cheapest(NamedTuple):
     def row(self) -> str:
         how = "mixed" if len(self.shares) > 1 else "one arm"
         return (
-            f"| {self.where} | {self.caption} | {self.readout} | {brief(self.released)} | {how} | {self.nfe} "
+            f"| {self.where} | {self.caption} | {self.final_step} | {brief(self.released)} | {how} | {self.nfe} "
             f"| {self.words} | {signed(self.less, 3)} | {brief(self.seconds)} | {self.times:.0f} |"
         )
 
@@ -188,12 +189,12 @@ def every(times: dict[str, Any], preset: Preset) -> pareto.Arms:
     return EVERY[times["about"]["study"]](preset)
 
 
-def places(times: dict[str, Any], results: Results, preset: Preset, role: str, readout: str) -> dict[Any, float]:
+def places(times: dict[str, Any], results: Results, preset: Preset, role: str, final_step: str) -> dict[Any, float]:
     """What each family's mixture at the released sampler's entropy takes, by (calls, family), where it was timed."""
     found = {}
     for nfe, families in every(times, preset).items():
         for family, own in families.items():
-            mixture = pareto.mixed(results, preset, role, readout, nfe, own)
+            mixture = pareto.mixed(results, preset, role, final_step, nfe, own)
             shares = mixture.shares if mixture else {}
             each = {arm: seconds(times, nfe, own, arm) for arm in shares}
             if shares and None not in each.values():
@@ -202,24 +203,24 @@ def places(times: dict[str, Any], results: Results, preset: Preset, role: str, r
 
 
 def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
-    """By model and readout that the study has, the cheapest mixture and the cheapest single arm, where there is one."""
+    """By model and final step that the study has, the cheapest mixture and the cheapest single arm, where there is one."""
     own = every(times, preset)
-    for (role, caption), readout in product(preset.captions.items(), pareto.RELEASED):
-        if f"{role}/{pareto.released(preset, readout)}" not in results.cells:
+    for (role, caption), final_step in product(preset.captions.items(), pareto.RELEASED):
+        if f"{role}/{pareto.released(preset, final_step)}" not in results.cells:
             continue
-        know = (where(times), caption, readout, times["released"]["0.9"])
+        know = (where(times), caption, final_step, times["released"]["0.9"])
         reached = []
-        for (nfe, family), taken in places(times, results, preset, role, readout).items():
-            gain = pareto.less(results, preset, role, readout, nfe, own[nfe][family])
-            mixture = pareto.mixed(results, preset, role, readout, nfe, own[nfe][family])
+        for (nfe, family), taken in places(times, results, preset, role, final_step).items():
+            gain = pareto.less(results, preset, role, final_step, nfe, own[nfe][family])
+            mixture = pareto.mixed(results, preset, role, final_step, nfe, own[nfe][family])
             if mixture and below("", gain).outcome == "holds":
                 reached.append(Cheapest(*know, mixture.shares, nfe, gain, taken))
         alone = [
             Cheapest(*know, {arm: 1.0}, nfe, gain, taken)
-            for (nfe, family, arm), gain in pareto.alone(results, preset, own, role, readout).items()
+            for (nfe, family, arm), gain in pareto.alone(results, preset, own, role, final_step).items()
             if (taken := seconds(times, nfe, own[nfe][family], arm)) is not None
         ]
-        itself = pareto.RELEASED[readout]
+        itself = pareto.RELEASED[final_step]
         if (taken := seconds(times, preset.most, [itself], itself)) is not None:
             alone.append(Cheapest(*know, {itself: 1.0}, preset.most, Estimate(np.zeros(2)), taken))
         for some in (reached, alone):
@@ -232,7 +233,7 @@ def fastest(found: Iterable[Cheapest]) -> list[Cheapest]:
     mixtures and single arms apart."""
     best: dict[Any, Cheapest] = {}
     for one in found:
-        key = one.where, one.caption, one.readout, len(one.shares) > 1
+        key = one.where, one.caption, one.final_step, len(one.shares) > 1
         if key not in best or one.times > best[key].times:
             best[key] = one
     return list(best.values())
@@ -240,7 +241,7 @@ def fastest(found: Iterable[Cheapest]) -> list[Cheapest]:
 
 def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) -> Figure:
     """A panel for each device and model, beside the released sampler with its greedy tail; of networks whose texts were
-    judged, and of the study that has that readout."""
+    judged, and of the study that has that final step."""
     panels: list[Panel] = []
     judged = [times for times in every if times["about"]["model"] in preset.roles.values()]
     own = [times for times in judged if times["about"]["study"] == "pareto"]
@@ -255,7 +256,7 @@ def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) ->
         panels.append(Panel(title, x, y, [*lines, theirs], legend=not panels, axes={"xscale": "log"}))
     caption = (
         f"Time for {TEXTS:,} texts, and their NLL less that of the released sampler (top-p .9, {preset.most} calls, "
-        "argmax readout) at its entropy"
+        "argmax final step) at its entropy"
     )
     return Figure("pareto", caption, tuple(panels), columns=2)
 
@@ -273,7 +274,7 @@ def whose(times: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| timed | texts of | readout | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
+    "| timed | texts of | final step | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -300,8 +301,8 @@ def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequen
 
 Users buy quality, not calls. What does that of the released sampler at top-p .9 and {preset.most} calls cost here? The
 table has the cheapest that reaches it: at its entropy, an NLL below its own with one-sided 95% confidence over shards.
-Its texts end with a draw, which is its default (readout ancestral), or with an argmax, its greedy tail, which is the
-paper's readout and serves these models worse. The same sampler here has its quality, too, by definition. "Mixed":
+Its texts end with a draw, which is its default (final step ancestral), or with an argmax, its greedy tail, which is the
+paper's final step and serves these models worse. The same sampler here has its quality, too, by definition. "Mixed":
 some of the texts from one arm and the rest from another, which have the means of both, so that the entropy is exactly
 the released sampler's. "One arm": an arm that by itself has no less entropy. Seconds are for {TEXTS:,} texts, of the
 network and on the machine that stand first: {made}.{random}
@@ -313,20 +314,20 @@ network and on the machine that stand first: {made}.{random}
 
 ```
 limpet study run pareto --preset mini-gpu
-limpet study run weave --preset mini-gpu
+limpet study run interleave --preset mini-gpu
 python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
-python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/{{pareto,weave}}-cpu.json
+python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/{{pareto,interleave}}-cpu.json
 ```
 """
 
 
 def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
-    """The words of README.md: on the first device, of each readout what is fastest, one arm where there is one; on the
+    """The words of README.md: on the first device, of each final step what is fastest, one arm where there is one; on the
     others, of the default, what is fastest."""
     own = [one for one in found if one.where == found[0].where]
 
-    def said(readout: str, some: Sequence[Cheapest] = own) -> str:
-        last = {one.caption: one for one in some if one.readout == readout}
+    def said(final_step: str, some: Sequence[Cheapest] = own) -> str:
+        last = {one.caption: one for one in some if one.final_step == final_step}
         return "; ".join(
             f"on `{caption}` {one.nfe} calls of {one.words}, {one.times:.0f} times as fast"
             for caption, one in last.items()
@@ -335,18 +336,18 @@ def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
     words = (
         f"[What quality costs](docs/speed.md) on {found[0].where}: {TEXTS:,} texts by the released functions at top-p "
         f".9 and {preset.most} calls take {brief(own[0].released)} s. By default they end with a draw; what reaches "
-        f"their NLL at their entropy then: {said('ancestral')}. With their greedy tail, an argmax, which is the "
-        f"paper's readout too and serves these models worse: {said('argmax')}."
+        f"their NLL at their entropy then: {said('sample')}. With their greedy tail, an argmax, which is the "
+        f"paper's final step too and serves these models worse: {said('argmax')}."
     )
     for place in dict.fromkeys(one.where for one in found if one not in own):
         there = sorted((one for one in found if one.where == place), key=lambda one: one.times)
-        words += f" On {place}, by default: {said('ancestral', there)}."
+        words += f" On {place}, by default: {said('sample', there)}."
     return f"![{drawn.caption}](docs/images/pareto.svg)\n\n{textwrap.fill(words, 120, break_on_hyphens=False)}\n"
 
 
 def join(options: argparse.Namespace) -> None:
     from blocks import put
-    from limpet.lab import figures, report
+    from limpet.experiments import figures, report
 
     preset = studies.preset(options.preset)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in options.times]

@@ -17,7 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from limpet import looks
+from limpet import style as looks
 
 ROWS = ("released top-p .9", "released native", "bare", "own forward", "native", "top-p .9", "CRS")
 

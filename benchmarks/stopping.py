@@ -1,4 +1,4 @@
-"""Whether a path could end before its last call: readouts along whole paths, and what stopping each sample would save.
+"""Whether a path could end before its last call: final steps along whole paths, and what stopping each sample would save.
 
     python benchmarks/stopping.py --models mini-distilled mini --n 256 --seeds 8200 8210 8220 8230 --every 2
     python benchmarks/stopping.py --page docs/speed.md
@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import limpet
-from limpet import scoring
-from limpet.denoisers import Denoiser
-from limpet.engine.path import open_path
-from limpet.engine.streams import Stream
-from limpet.judges import Judge
-from limpet.samplers import CRS, knobs, parse
+from limpet.diffusion.rng import CounterRNG
+from limpet.evaluation import scoring
+from limpet.evaluation.judges import Judge
+from limpet.models import Denoiser
+from limpet.samplers import CRS, params, parse
+from limpet.samplers.context import open_context
 
 BOUNDS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 SHARE = 0.8  # of the calls that a rule worth having leaves
@@ -47,14 +47,14 @@ class Along(NamedTuple):
 
 
 def ending(sampler: CRS, call: int) -> CRS:
-    """The same sampler, on the same grid of times, whose readout is this call: it reads the law of the call's own time,
+    """The same sampler, on the same grid of times, whose final step is this call: it reads the distribution of the call's own time,
     which is the one that the state is at."""
 
     @dataclass(frozen=True)
     class Ending(type(sampler)):  # type: ignore[misc]
-        times, early = sampler.times, sampler.early
+        times, early = sampler.times, sampler.warmup_calls
 
-    own = {name: getattr(sampler, name) for name in knobs(type(sampler))}
+    own = {name: getattr(sampler, name) for name in params(type(sampler))}
     if "turns" in own:  # as it comes, it follows from the number of calls
         own["turns"] = own["turns"] or -(-sampler.nfe // 32)
     return Ending(**own | {"nfe": call + 1})
@@ -63,16 +63,16 @@ def ending(sampler: CRS, call: int) -> CRS:
 def walk(model: Denoiser, sampler: CRS, seed: int, samples: Tensor, every: int) -> Along:
     """Whole paths, read out at every so many calls after warmup too."""
     fixed = torch.full((len(samples), model.length), -1, device=model.device)
-    path = open_path(model, Stream(seed, samples.to(model.device)), fixed)
+    path = open_context(model, CounterRNG(seed, samples.to(model.device)), fixed)
     state, along = sampler.begin(path), Along({}, *torch.zeros(2, len(samples), sampler.nfe))
     for call in range(sampler.nfe):
-        if call > sampler.early and (call - sampler.nfe + 1) % every == 0 and call < sampler.nfe - 1:
+        if call > sampler.warmup_calls and (call - sampler.nfe + 1) % every == 0 and call < sampler.nfe - 1:
             along.read[call] = ending(sampler, call).step(path, state)[0].tokens.cpu()
         state, info = sampler.step(path, state)
-        left = path.free & ~info.marks["selected"] & ~info.marks["chosen"]
+        left = path.free & ~info.marks["committed"] & ~info.marks["chosen"]
         seen = info.outcome.deficit.where(left & info.outcome.deficit.isfinite(), 0)
         along.doubt[:, call] = seen.sum(-1).cpu() / path.generated.cpu()
-        along.changed[:, call] = info.marks.get("mended", path.nowhere).sum(-1).cpu()
+        along.changed[:, call] = info.marks.get("mended", path.no_positions).sum(-1).cpu()
     along.read[sampler.nfe - 1] = state.tokens.cpu()
     return along
 
@@ -114,10 +114,10 @@ def equal(row: dict[str, Any]) -> bool:
 
 
 def table(found: dict[str, Any]) -> str:
-    """What docs/speed.md says: by model and arm, the last readout that leaves that share of the calls, and the fewest
+    """What docs/speed.md says: by model and arm, the last final step that leaves that share of the calls, and the fewest
     calls of any rule that changes nothing."""
-    readouts = set.intersection(*({int(call) for call in one["all at one call"]} for one in found["arms"].values()))
-    early = max(call for call in readouts if call <= SHARE * found["nfe"])
+    final_steps = set.intersection(*({int(call) for call in one["all at one call"]} for one in found["arms"].values()))
+    early = max(call for call in final_steps if call <= SHARE * found["nfe"])
     lines = [
         f"| {found['samples']} samples, {found['nfe']} calls | NLL at {early} less at {found['nfe']} "
         f"| entropy at {early} less at {found['nfe']} | fewest calls with both equal within two errors |",
@@ -135,11 +135,11 @@ def table(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["mini-distilled"])
-    parser.add_argument("--arm", action="append", help="crs or mend, with knobs")
+    parser.add_argument("--arm", action="append", help="crs or mend, with parameters")
     parser.add_argument("--nfe", type=int, default=64)
     parser.add_argument("--n", type=int, default=4, help="samples of each seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[8200, 8210])
-    parser.add_argument("--every", type=int, default=3, help="calls between readouts")
+    parser.add_argument("--every", type=int, default=3, help="calls between final steps")
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stopping.json"))
     parser.add_argument("--page", type=Path, help="fill this page from --out, and run nothing")

@@ -19,7 +19,7 @@ from typing import Any
 
 def cold(words: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-m", "limpet.cli", "tune", *words, "--json"]
+        call = [sys.executable, "-m", "limpet.cli.main", "tune", *words, "--json"]
         begun = time.perf_counter()
         done = subprocess.run(call, cwd=folder, check=True, capture_output=True, text=True)
         taken = time.perf_counter() - begun

@@ -53,7 +53,7 @@ def unserved(monkeypatch) -> list[Any]:
     """The applications that `limpet serve` would have served, each at any port that is free: it ends at once."""
     import uvicorn
 
-    from limpet.view import server
+    from limpet.server import http
 
     apps: list[Any] = []
 
@@ -63,8 +63,8 @@ def unserved(monkeypatch) -> list[Any]:
             one.close()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    listen = server.listen
-    monkeypatch.setattr(server, "listen", lambda host, port: listen(host, 0))
+    listen = http.listen
+    monkeypatch.setattr(http, "listen", lambda host, port: listen(host, 0))
     return apps
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_duo import random_network
 
 import limpet
-from limpet import CRS, Info, Native, State, check, cli, knob, process
-from limpet.denoisers import Wrapped
-from limpet.denoisers.duo import Duo
-from limpet.denoisers.exact import Markov
-from limpet.denoisers.sources import SOURCES, source
-from test_duo import random_network
+from limpet import CRS, Info, Native, State, conformance, param, process
+from limpet.cli import main
+from limpet.models import Wrapped
+from limpet.models.duo import Duo
+from limpet.models.exact import Markov
+from limpet.models.exact_sources import SOURCES, source
 
 WORDS = source("exact:words")
 GENERATOR = torch.Generator().manual_seed(5)
@@ -32,17 +33,21 @@ class Posterior(Wrapped):
         self.predicts = "posterior"
 
     def body(self, tokens, t):
-        law = self.inner.body(tokens, t).exp()
-        return process.posterior(law, tokens, self.schedule.signal(t)).log()
+        probs = self.inner.body(tokens, t).exp()
+        return process.posterior(probs, tokens, self.schedule.signal(t)).log()
 
     def body_at(self, tokens, t, needed):
         return self.body(tokens, t)
 
 
 def rows_of(model, *arms, **options):
-    rows = list(check.model_rows(model, **options))
+    rows = list(conformance.model_rows(model, **options))
     for arm in arms:
-        rows += check.arm_rows(model, arm, **options) if isinstance(arm, str) else check.sampler_rows(model, arm)
+        rows += (
+            conformance.arm_rows(model, arm, **options)
+            if isinstance(arm, str)
+            else conformance.sampler_rows(model, arm)
+        )
     return rows
 
 
@@ -58,8 +63,8 @@ def test_exact_sources_and_every_sampler_pass(name):
     kinds = limpet.samplers.available()
     rows = rows_of(source(name), *kinds)
     assert not failed(rows)
-    assert len(rows) == 1 + len(check.MODEL_CHECKS) + len(kinds) * (1 + len(check.SAMPLER_CHECKS))
-    assert check.verdict(source(name), rows).endswith(f"{len(rows)} checks, 0 failed")
+    assert len(rows) == 1 + len(conformance.MODEL_CHECKS) + len(kinds) * (1 + len(conformance.SAMPLER_CHECKS))
+    assert conformance.verdict(source(name), rows).endswith(f"{len(rows)} checks, 0 failed")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
@@ -78,13 +83,13 @@ def test_a_posterior_passes_and_is_converted():
 
 
 def test_a_large_vocabulary_is_checked_on_shorter_sequences():
-    assert check.length_of(WORDS) == 160
+    assert conformance.length_of(WORDS) == 160
     large = Wrapped(WORDS)
     large.vocab_size, large.length = 50258, 1024
-    assert check.SAMPLES * check.length_of(large) * large.vocab_size <= check.LOGITS
-    assert check.length_of(large) > 40
+    assert conformance.SAMPLES * conformance.length_of(large) * large.vocab_size <= conformance.LOGITS
+    assert conformance.length_of(large) > 40
     large.vocab_size = 10**9
-    assert check.length_of(large) == 1
+    assert conformance.length_of(large) == 1
 
 
 def test_another_length_on_demand():
@@ -264,9 +269,9 @@ MODELS = {
     NarrowHead: ("shapes of body, head and logits", "logits .3, 12, 4."),
     DoubleLogits: ("shapes of body, head and logits", "as float64"),
     OtherLogits: ("body and head against logits", "largest difference"),
-    Nan: ("laws", "at t = 1, position 3 of sample 0"),
-    Infinite: ("laws", "at t = 1, position 0 of sample 0"),
-    Impossible: ("laws", "position 0"),
+    Nan: ("distributions", "at t = 1, position 3 of sample 0"),
+    Infinite: ("distributions", "at t = 1, position 0 of sample 0"),
+    Impossible: ("distributions", "position 0"),
     OtherPlaces: ("some positions against all", "largest difference"),
     WholeHead: ("some positions against all", "largest difference"),
     OneTime: ("a time for each sample against one for all", "largest difference"),
@@ -302,18 +307,18 @@ def test_an_exact_source_has_no_rounding_and_a_network_has_some():
 
 
 def test_a_wrong_backend_would_be_seen(monkeypatch):
-    """The row on the reverse law compares every backend with the dense one: an untrue lazy step is seen."""
-    from limpet.engine import steps
-    from limpet.engine.steps import dense, lazy
+    """The row on the reverse distribution compares every backend with the dense one: an untrue lazy step is seen."""
+    from limpet.diffusion import backends as steps
+    from limpet.diffusion.backends import dense, sparse
 
     def late(head, features, plan):
-        outcome = lazy.advance(head, features, plan)
+        outcome = sparse.advance(head, features, plan)
         return outcome._replace(tokens=outcome.tokens.roll(1, 1))
 
     monkeypatch.setattr(
-        steps, "backends", lambda device: {"dense": dense.BACKEND, "other": lazy.BACKEND._replace(advance=late)}
+        steps, "backends", lambda device: {"dense": dense.BACKEND, "other": sparse.BACKEND._replace(advance=late)}
     )
-    assert "the reverse law" in failed(rows_of(SMALL))
+    assert "the reverse distribution" in failed(rows_of(SMALL))
 
 
 @pytest.mark.parametrize(("field", "value"), [("name", None), ("digest", ""), ("vocab_size", 1), ("length", None)])
@@ -345,7 +350,7 @@ class Gullible(Native):
 
 @dataclass(frozen=True)
 class Forgetful(Native):
-    extra: int = knob(1, "Lost on paper.")
+    extra: int = param(1, "Lost on paper.")
 
     def to_dict(self):
         return {name: value for name, value in super().to_dict().items() if name != "extra"}
@@ -392,7 +397,7 @@ class Flat(Native):
 @dataclass(frozen=True)
 class Fickle(Native):
     def begin(self, path):
-        return State(0, path.noise(), (path.nowhere,))
+        return State(0, path.noise(), (path.no_positions,))
 
     def step(self, path, state):
         after, info = super().step(path, state)
@@ -451,14 +456,14 @@ class Together(Native):
 
 @dataclass(frozen=True)
 class Peeping(Native):
-    """Reads laws that it has not asked for."""
+    """Reads distributions that it has not asked for."""
 
     def step(self, path, state):
-        transition = self.transition(path, state, path.free, path.nowhere)
+        transition = self.transition(path, state, path.free, path.no_positions)
         features, outcome = path.call(state.tokens, self.times[state.call], transition)
         tokens = self.read(path, state, outcome)
-        for rows, law in path.laws(features, path.free.nonzero()):
-            tokens[tuple(rows.unbind(-1))] = law.argmax(-1)
+        for rows, probs in path.distributions(features, path.free.nonzero()):
+            tokens[tuple(rows.unbind(-1))] = probs.argmax(-1)
         return State(state.call + 1, tokens), Info(state.call, 0.5, state.tokens, outcome, {})
 
 
@@ -483,8 +488,8 @@ class Failing(Native):
 
 
 SAMPLERS = {
-    Wordless: ("knobs", "no words for mystery"),
-    Undecorated: ("knobs", "colour is annotated but no field"),
+    Wordless: ("parameters", "no words for mystery"),
+    Undecorated: ("parameters", "colour is annotated but no field"),
     Gullible: ("bad values are refused", "is taken, and it takes"),
     Forgetful: ("written out and read back", "is read as another sampler"),
     Greedy: ("calls of the denoiser", "16 for nfe 8"),
@@ -510,7 +515,9 @@ SAMPLERS = {
 @pytest.mark.parametrize("kind", SAMPLERS, ids=lambda kind: kind.__name__)
 def test_what_is_wrong_with_a_sampler_is_found(kind):
     what, match = SAMPLERS[kind]
-    found = failed(check.sampler_rows(WORDS if kind is Boasting else SMALL, kind(nfe=8)))  # of few tokens, few differ
+    found = failed(
+        conformance.sampler_rows(WORDS if kind is Boasting else SMALL, kind(nfe=8))
+    )  # of few tokens, few differ
     assert what in found
     assert re.search(match, found[what])
 
@@ -518,18 +525,18 @@ def test_what_is_wrong_with_a_sampler_is_found(kind):
 def test_sound_samplers_that_inherit_pass():
     @dataclass(frozen=True)
     class Late(CRS):
-        since: int = knob(3, "Nothing is selected before.", low=0)
+        since: int = param(3, "Nothing is committed before.", low=0)
 
-    rows = list(check.sampler_rows(SMALL, CRS(nfe=6, horizon=2, endpoint="ancestral", write="both")))
+    rows = list(conformance.sampler_rows(SMALL, CRS(nfe=6, horizon=2, final_step="sample", write="both")))
     assert not failed(rows)
-    assert "no words" not in str(failed(check.sampler_rows(SMALL, Late(nfe=6))))
+    assert "no words" not in str(failed(conformance.sampler_rows(SMALL, Late(nfe=6))))
 
 
 # The command
 
 
 def test_the_command_prints_rows_and_a_verdict(capsys):
-    assert cli.main(["check", "exact:verses", "--arm", "native", "--nfe", "4"]) == 0
+    assert main.main(["check", "exact:verses", "--arm", "native", "--nfe", "4"]) == 0
     *lines, said = capsys.readouterr().out.strip().splitlines()
     assert "arm native" in lines
     assert all(line.startswith(("ok ", "arm ", "the model")) for line in lines if line)
@@ -543,31 +550,31 @@ def test_the_command_fails_with_code_1_and_says_where(here, capsys):
         "    def step(self, path, state):\n        after, info = super().step(path, state)\n"
         "        return after._replace(tokens=torch.randint_like(after.tokens, 27)), info\n"
     )
-    assert cli.main(["check", "exact:verses", "--arm", "./mine.py:Mine", "--arm", "native colour=3", "--json"]) == 1
+    assert main.main(["check", "exact:verses", "--arm", "./mine.py:Mine", "--arm", "native colour=3", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     bad = {(row["arm"], row["what"]): row["found"] for row in document["checks"] if not row["ok"]}
-    assert bad["native colour=3", "it can be made"].startswith("native has no knob 'colour'")
+    assert bad["native colour=3", "it can be made"].startswith("native has no parameter 'colour'")
     assert ("./mine.py:Mine", "a sample alone against a batch") in bad
     assert ("./mine.py:Mine", "given tokens") in bad
     assert {row["arm"] for row in document["checks"]} == {None, "./mine.py:Mine", "native colour=3"}
     assert document["digest"] == source("exact:verses").digest
     assert document["verdict"].endswith(f"{len(document['checks'])} checks, {len(bad)} failed")
-    assert cli.main(["check", "no-such-model"]) == 2
+    assert main.main(["check", "no-such-model"]) == 2
 
 
 def test_the_command_on_samplers_lists_all_and_shows_every_knob_of_one(capsys):
-    assert cli.main(["samplers"]) == 0
+    assert main.main(["samplers"]) == 0
     listed = capsys.readouterr().out
     for name, kind in limpet.samplers.available().items():
         assert f" {name} " in listed
-        assert cli.main(["samplers", name]) == 0
+        assert main.main(["samplers", name]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith(f"{name}: ")
-        for one in limpet.samplers.knobs(kind).values():
+        for one in limpet.samplers.params(kind).values():
             assert f" {one.name} " in shown
-    assert cli.main(["samplers", "crs", "--json"]) == 0
+    assert main.main(["samplers", "crs", "--json"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["words"] == CRS.__doc__
-    (budget,) = [one for one in described["knobs"] if one["name"] == "budget"]
+    (budget,) = [one for one in described["parameters"] if one["name"] == "budget"]
     assert (budget["default"], budget["low"], budget["kind"], budget["takes"]) == (0.5, 0, "float", "a number from 0")
-    assert cli.main(["samplers", "no-such"]) == 2
+    assert main.main(["samplers", "no-such"]) == 2

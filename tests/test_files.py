@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
-
-from limpet.commands import Where
-from limpet.commands import info as info_command
-from limpet.denoisers import files, tensors, torchfile
-from limpet.denoisers.catalog import load
-from limpet.denoisers.duo import Duo, Network, Shape
-from limpet.denoisers.tensors import digest_of, pack_rows, read_tensors, unpack_rows
-from limpet.denoisers.torchfile import Inert, Stored, walk_pickle
-from limpet.errors import LimpetError
 from test_duo import RELEASED, TINY, random_network
+
+from limpet.cli import info as info_command
+from limpet.cli.common import Where
+from limpet.errors import LimpetError
+from limpet.models import model_files, tensor_files, torch_checkpoint
+from limpet.models.duo import Duo, Network, Shape
+from limpet.models.loading import load
+from limpet.models.tensor_files import digest_of, pack_rows, read_tensors, unpack_rows
+from limpet.models.torch_checkpoint import Inert, Stored, walk_pickle
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -206,7 +206,7 @@ def test_views_and_parameters_of_a_torch_file(tmp_path):
     saved = {"turned": base.T, "part": base[1:3, 2:9:3], "parameter": torch.nn.Parameter(base), "half": base.half()}
     saved |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "flags": base > 7}
     torch.save(saved, tmp_path / "x.pt")
-    with torchfile.TorchFile(tmp_path / "x.pt") as file:
+    with torch_checkpoint.TorchFile(tmp_path / "x.pt") as file:
         assert all(isinstance(value, Stored) for value in file.tree.values())
         for name in saved:
             read = file.read({name: file.tree[name]})[name]
@@ -218,7 +218,7 @@ def test_views_and_parameters_of_a_torch_file(tmp_path):
 
 
 def test_built_in_models_are_found_and_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MINIS", tmp_path)
+    monkeypatch.setattr(model_files, "MINIS", tmp_path)
     for name in ("mini", "mini-distilled"):
         Duo(random_network()).save(tmp_path / name, storage="int8")
         tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
@@ -228,7 +228,7 @@ def test_built_in_models_are_found_and_listed(tmp_path, monkeypatch):
     (tmp_path / "judge" / "config.json").write_text('{"model_type": "causal"}')
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text("{")
-    assert files.builtin_names() == ["mini", "mini-distilled"]
+    assert model_files.builtin_names() == ["mini", "mini-distilled"]
     model = load("mini", device="cpu")
     assert (model.name, model.info["source"]) == ("mini", "built in")
     refused("other", r"no model 'other': it is neither built in \(mini, mini-distilled\)")
@@ -274,7 +274,7 @@ def test_a_hub_name_without_network_fails_in_seconds(monkeypatch, reachable):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", reachable == "offline")
-    monkeypatch.setattr(files, "PATIENCE", 0.5)
+    monkeypatch.setattr(model_files, "PATIENCE", 0.5)
     if reachable == "no answer":
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", silent)
     monkeypatch.setattr(socket, "getaddrinfo", unresolved)
@@ -396,8 +396,8 @@ def test_absurdly_many_blocks_are_refused(whole, tmp_path):
     refused(damaged(whole, tmp_path, change), "names 20000 blocks")
 
 
-def header(tensors, data=b""):
-    text = json.dumps(tensors).encode()
+def header(tensor_files, data=b""):
+    text = json.dumps(tensor_files).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
@@ -590,7 +590,7 @@ HOSTILE = {
 
 def read_everything(path):
     """Fetch every tensor that the file claims to have, and then try it as a model."""
-    with torchfile.TorchFile(path) as file:
+    with torch_checkpoint.TorchFile(path) as file:
         state = file.tree["state_dict"] if isinstance(file.tree, dict) and "state_dict" in file.tree else {}
         file.read({name: value for name, value in state.items() if isinstance(value, Stored)})
     load(path, device="cpu")
@@ -609,9 +609,9 @@ def test_hostile_checkpoints_are_refused(tmp_path, kind):
 def test_a_storage_is_read_once_however_many_tensors_are_parts_of_it(tmp_path, monkeypatch):
     views = torch.arange(400.0)
     torch.save({"whole": views, **{str(i): views[i : i + 2] for i in range(50)}}, tmp_path / "x.pt")
-    read, original = [], torchfile.TorchFile._bytes
-    monkeypatch.setattr(torchfile.TorchFile, "_bytes", lambda *given: read.append(given[1]) or original(*given))
-    with torchfile.TorchFile(tmp_path / "x.pt") as file:
+    read, original = [], torch_checkpoint.TorchFile._bytes
+    monkeypatch.setattr(torch_checkpoint.TorchFile, "_bytes", lambda *given: read.append(given[1]) or original(*given))
+    with torch_checkpoint.TorchFile(tmp_path / "x.pt") as file:
         made = file.read(file.tree)
     assert [name for name in read if name.startswith("data/")] == ["data/0"]
     assert torch.equal(made["7"], views[7:9])
@@ -621,13 +621,13 @@ def test_a_storage_is_read_once_however_many_tensors_are_parts_of_it(tmp_path, m
 
 def test_a_header_larger_than_any_is_refused_before_it_is_read(tmp_path):
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    for size, match in ((tensors.HEADER, "does not hold a Duo model"), (tensors.HEADER + 8, "header claims")):
+    for size, match in ((tensor_files.HEADER, "does not hold a Duo model"), (tensor_files.HEADER + 8, "header claims")):
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", size) + text.ljust(size))
         refused(tmp_path, match)
 
 
 def test_the_hostile_pickles_differ_from_an_honest_one_in_what_they_claim(tmp_path):
-    with torchfile.TorchFile(torch_zip(tmp_path / "x.ckpt", tensor_pickle([2, 2], [2, 1]), FOUR)) as file:
+    with torch_checkpoint.TorchFile(torch_zip(tmp_path / "x.ckpt", tensor_pickle([2, 2], [2, 1]), FOUR)) as file:
         assert torch.equal(file.read(file.tree["state_dict"])["vocab_embed.embedding"], torch.zeros(2, 2))
 
 
@@ -645,7 +645,7 @@ def test_a_zip_that_is_no_checkpoint_is_refused(tmp_path):
 
 def test_nothing_here_can_unpickle():
     """Neither reader so much as imports what could run a pickle."""
-    for module in (files, torchfile):
+    for module in (model_files, torch_checkpoint):
         source = Path(module.__file__).read_text()
         assert "import pickle\n" not in source
         assert "torch.load" not in source

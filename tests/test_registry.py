@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet import cli, registry, samplers
-from limpet.denoisers import files
-from limpet.denoisers.catalog import GROUP
+from limpet import registry, samplers
+from limpet.cli import main
 from limpet.errors import LimpetError
-from limpet.samplers.sampler import BUILTIN
+from limpet.models import model_files
+from limpet.models.loading import GROUP
+from limpet.samplers.base import BUILTIN
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -23,7 +24,7 @@ import limpet
 
 @dataclass(frozen=True)
 class Mine(limpet.Native):
-    colour: str = limpet.knob("blue", "No matter.")
+    colour: str = limpet.parameter("blue", "No matter.")
 """
 MODEL = """
 import limpet
@@ -115,13 +116,13 @@ def test_a_folder_or_nothing_in_place_of_a_file_is_one_sentence(here):
 def test_what_is_no_sampler_is_one_sentence(here, kind):
     Path("mine.py").write_text(NO_SAMPLERS[kind])
     refused(samplers.find, "./mine.py:Mine", match="is no sampler: it takes a frozen dataclass")
-    assert cli.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
+    assert main.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
 
 
 @pytest.mark.parametrize("hint", ["list[int]", "int | str", "dict", "'nonsense'", "complex | None"])
 def test_a_knob_of_another_kind_is_one_sentence(here, hint):
     Path("mine.py").write_text(SAMPLER + f"    strange: {hint} = None\n")
-    assert cli.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
+    assert main.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
     refused(samplers.parse, "./mine.py:Mine", match="strange|nonsense")
 
 
@@ -175,11 +176,11 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(package, capsys, kin
     refused(samplers.find, "bad", match=match)
     refused(limpet.load, "bad", match=match)
     assert list(samplers.available()) == [*BUILTIN, "good"]
-    assert cli.main(["samplers", "--json"]) == 0
+    assert main.main(["samplers", "--json"]) == 0
     shown = capsys.readouterr()
     assert [one["name"] for one in json.loads(shown.out)] == [*BUILTIN, "good"]
     assert "bad" in shown.err
-    assert cli.main(["samplers", "bad"]) == 2
+    assert main.main(["samplers", "bad"]) == 2
 
 
 def test_names_that_lead_nowhere_are_one_sentence():
@@ -198,7 +199,7 @@ def test_a_factory_gets_what_was_asked_for(here):
     assert model.info == {"folder": "None", "device": "cpu", "precision": "bfloat16", "size": 5}
     said = refused(limpet.load, "./my.py:toy", weights="raw", match="cannot be asked for a model")
     assert "unexpected keyword argument 'weights'" in said
-    assert cli.main(["info", "./my.py:toy", "--weights", "raw"]) == 2
+    assert main.main(["info", "./my.py:toy", "--weights", "raw"]) == 2
     refused(limpet.load, "./my.py:toy", revision="main", match="revision 'main' is for names on the hub")
     with pytest.raises(LimpetError, match="device 'abacus' cannot be used"):
         limpet.load("./my.py:toy", device="abacus")
@@ -279,4 +280,4 @@ def test_a_model_that_says_nothing_sensible_of_itself_is_one_sentence(here, fiel
 
 
 def test_only_models_are_built_in():
-    assert files.builtin_names() == ["mini", "mini-distilled"]
+    assert model_files.builtin_names() == ["mini", "mini-distilled"]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from blocks import places
-from limpet import studies
-from limpet.lab import Results, report, units
-from limpet.lab.page import Entry, Table
-from limpet.lab.render import markdown
-from limpet.stats import Estimate
-from limpet.studies import endpoint, singleton, storage, values
-from limpet.studies.audit import FILE, one, with_error
-from limpet.studies.published import PRINTED
+from limpet.evaluation.statistics import Estimate
+from limpet.experiments import Results, report, units
+from limpet.experiments.contents import Entry, Table
+from limpet.experiments.render import markdown
+from limpet.paper import studies
+from limpet.paper.studies import final_step, singleton, storage, values
+from limpet.paper.studies.audits import FILE, one, with_error
+from limpet.paper.studies.published import PRINTED
 
 SIZE = studies.preset("mini-gpu")
 BASE, DISTILLED = (SIZE.captions[role] for role in ("base", "distilled"))
@@ -98,14 +98,14 @@ def singletons(results: Results) -> Table:
 
 def endpoints(results: Results) -> Table:
     def row(role: str, p: float) -> list[str]:
-        cells = [f"{role}/{p}/{end}" for end in ("ancestral", "argmax")]
+        cells = [f"{role}/{p}/{end}" for end in ("sample", "argmax")]
         here = [f"{with_error(results(cell, 'ppl'))} ({results(cell, 'entropy').mean:.2f})" for cell in cells]
         there = [f"{PRINTED[cell]['ppl']} ({PRINTED[cell]['entropy']})" for cell in cells]
         return [SIZE.captions[role], short(p), *here, gap(results.contrast(*reversed(cells))), *there]
 
-    head = ("", "top-p", "ancestral", "argmax", "argmax less ancestral, nats", "paper: ancestral", "paper: argmax")
+    head = ("", "top-p", "sample", "argmax", "argmax less ancestral, nats", "paper: ancestral", "paper: argmax")
     caption = f"GenPPL (entropy), one path read out twice; {made(results)}"
-    return table("endpoint", caption, head, [row(*key) for key in endpoint.ROWS], names=2)
+    return table("final_step", caption, head, [row(*key) for key in final_step.ROWS], names=2)
 
 
 def selections(results: Results) -> Table:
@@ -121,7 +121,7 @@ def selections(results: Results) -> Table:
     )  # fmt: skip
     there = ("self error", "self error", "self accuracy, difference", "Jaccard", "argmax agreement", "argmax agreement")
     (labels,) = {row.events for row in results.of("self error")}
-    caption = f"Percent, but for the Jaccard index; {labels:,} selected labels at each time: {made(results)}"
+    caption = f"Percent, but for the Jaccard index; {labels:,} committed labels at each time: {made(results)}"
     rows = [row(t) for t in settings(results)["times"]]
     return table("selection", caption, head, [*rows, ["paper", *(paper("selection", what) for what in there)]])
 
@@ -188,20 +188,20 @@ def risks(results: Results) -> Table:
     def row(t: float) -> Iterator[str]:
         yield short(t)
         for model in (BASE, DISTILLED, CHAIN, WORDS):
-            error, selected = seen(results, ("error", "selected error"), model, t=t)
+            error, committed = seen(results, ("error", "committed error"), model, t=t)
             bayes = one(results, "deficit", model, t=t).mean
             yield f"{error} ({bayes:.1f})" if model in (CHAIN, WORDS) else error
             if model != WORDS:  # whose does not move
-                yield selected
+                yield committed
 
     head = (
-        "t", f"{BASE}, all", "selected", f"{DISTILLED}, all", "selected", f"{CHAIN}, all (Bayes risk)", "selected",
+        "t", f"{BASE}, all", "committed", f"{DISTILLED}, all", "committed", f"{CHAIN}, all (Bayes risk)", "committed",
         f"{WORDS}, all (Bayes risk)",
     )  # fmt: skip
     return table("risk", f"Percent; {made(results)}", head, [list(row(t)) for t in NOISE])
 
 
 TABLES = {
-    "singleton": singletons, "endpoint": endpoints, "selection": selections, "temperature": temperatures,
+    "singleton": singletons, "final_step": endpoints, "selection": selections, "temperature": temperatures,
     "values": other_values, "hidden": later, "storage": stored, "risk": risks,
 }  # fmt: skip

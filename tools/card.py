@@ -24,21 +24,21 @@ import torch
 
 import limpet
 from blocks import places, put
-from limpet import scoring, stats
-from limpet.comparison import SHARDS
-from limpet.denoisers.duo import PRECISIONS, Network
-from limpet.denoisers.files import MINIS
-from limpet.denoisers.tensors import STORAGES, read_tensors, unpack_rows, write_tensors
 from limpet.errors import LimpetError
-from limpet.judges import load_judge
-from limpet.lab import Cell, Judging, Results, Shelf, Store, Study, collect, run
-from limpet.lab.page import Entry, Page, Table, number
-from limpet.lab.places import local
-from limpet.lab.places.processes import processes
-from limpet.lab.render import markdown
-from limpet.lab.shelf import provenance
-from limpet.lab.store import canonical, digest
-from limpet.training import evaluate
+from limpet.evaluation import scoring, statistics
+from limpet.evaluation.comparison import SHARDS
+from limpet.evaluation.judges import load_judge
+from limpet.experiments import Cell, Judging, Results, Shelf, Store, Study, collect, run
+from limpet.experiments.contents import Entry, Page, Table, number
+from limpet.experiments.executors import local
+from limpet.experiments.executors.processes import processes
+from limpet.experiments.render import markdown
+from limpet.experiments.resources import provenance
+from limpet.experiments.store import canonical, digest
+from limpet.models.duo import PRECISIONS, Network
+from limpet.models.model_files import MINIS
+from limpet.models.tensor_files import STORAGES, read_tensors, unpack_rows, write_tensors
+from limpet.training import heldout
 from limpet.training.data import Stream, Text, open_text
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "minis"
@@ -61,7 +61,7 @@ def study(n: int) -> Study:
     """Top-p and CRS on mini at 64 calls; native and CRS on both models over the number of calls."""
     cells = {name("mini", arm, 64): Cell(name("mini", arm, 64), "mini", sampler, n) for arm, sampler in SWEEP.items()}
     for model, arm, nfe in curves():
-        cell = Cell(name(model, arm, nfe), model, ARMS[arm].but(nfe=nfe), n)
+        cell = Cell(name(model, arm, nfe), model, ARMS[arm].replace(nfe=nfe), n)
         cells.setdefault(cell.name, cell)
     title, judges = "What the built-in models write", (Judging(JUDGE),)
     return Study("card", title, tuple(cells.values()), SHARDS, show, judges, ("entropy", "rep-4"))
@@ -90,8 +90,8 @@ def show(results: Results, books: tuple[str, ...] = ()) -> Page:
 def findings(results: Results) -> Iterator[tuple[str, bool]]:
     """What the built-in models are for, each as a sentence with its figures and whether it holds."""
 
-    def ratio(cell: str, base: str) -> stats.Estimate:
-        return stats.mean_se(results.values(cell, "ppl") / results.values(base, "ppl"))
+    def ratio(cell: str, base: str) -> statistics.Estimate:
+        return statistics.mean_se(results.values(cell, "ppl") / results.values(base, "ppl"))
 
     for nfe, base, most in ((64, "top-p 0.9", 0.5), (8, "native", 0.25)):
         found = ratio(name("mini", "CRS", nfe), name("mini", base, nfe))
@@ -99,7 +99,7 @@ def findings(results: Results) -> Iterator[tuple[str, bool]]:
         yield words, found.mean <= most
     curve = [name("mini", arm, 64) for arm in SWEEP if arm != "CRS"]
     gap = results.matched(name("mini", "CRS", 64), curve, "entropy")
-    above = stats.mean_se(-gap.values)
+    above = statistics.mean_se(-gap.values)
     yield (
         f"At CRS's own entropy, shard by shard, the curve through top-p 1, {', '.join(map(str, MASSES))}, "
         "read out by argmax as CRS is, lies "
@@ -133,11 +133,11 @@ def kept(folder: Path, about: Kept, measure: Callable[[], Kept]) -> Kept:
     return dict(json.loads(file.read_text())["found"])
 
 
-def likelihood(network: evaluate.Network, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
+def likelihood(network: heldout.Network, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
     """Nats per token on a split: the bound of a Duo network, or the NLL of a causal one."""
     device = next(network.parameters()).device
     batch = 256 if device.type == "cuda" else 32
-    found = evaluate.held_out(network, stream.to(device), rows, draws if isinstance(network, Network) else 1, batch)
+    found = heldout.held_out(network, stream.to(device), rows, draws if isinstance(network, Network) else 1, batch)
     return {**asdict(found), "perplexity": math.exp(found.nats)}
 
 
@@ -163,7 +163,7 @@ def real(folder: Path, text: Text, shelf: Shelf, count: int) -> Kept:
     def measure() -> Kept:
         tokens = stream.rows((torch.arange(count) * stream.count(mini.length)) // count, mini.length)
         columns, _ = scoring.diversity(tokens, ("entropy", "rep-4"))
-        means = {measure: stats.mean(column) for measure, column in columns.items()}
+        means = {measure: statistics.mean(column) for measure, column in columns.items()}
         return {"ppl": float(np.exp(scoring.score(judge, mini, tokens).pooled)), **means}
 
     return kept(folder, {"measures of": stream.digest, "rows": count, "judge": judge.digest}, measure)

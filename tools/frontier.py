@@ -2,8 +2,8 @@
 
     python tools/frontier.py
 
-Of the studies `samplers`, `forms` and `weave` (docs/reports/mini), and of `limpet tune mini --nfe N --n 64 --precision
-bfloat16 --json` for each N (benchmarks/results/tune-mini.json), all of them but `weave` made on a GPU."""
+Of the studies `samplers`, `forms` and `interleave` (docs/reports/mini), and of `limpet tune mini --nfe N --n 64 --precision
+bfloat16 --json` for each N (benchmarks/results/tune-mini.json), all of them but `interleave` made on a GPU."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from blocks import put
-from limpet import studies
-from limpet.denoisers.files import MINIS
-from limpet.lab import report, units
-from limpet.lab.page import Entry, Table, signed
-from limpet.lab.render import markdown
+from limpet.evaluation.statistics import Estimate
+from limpet.experiments import report, units
+from limpet.experiments.contents import Entry, Table, signed
+from limpet.experiments.render import markdown
+from limpet.models.model_files import MINIS
+from limpet.paper import studies
+from limpet.paper.studies import forms, interleave, pareto, samplers
+from limpet.paper.studies.published import Beside
 from limpet.samplers import parse
-from limpet.stats import Estimate
-from limpet.studies import forms, pareto, samplers, weave
-from limpet.studies.published import Beside
 
 HERE = Path(__file__).parents[1]
 SIZE = studies.preset("mini-gpu")
 TUNED = HERE / "benchmarks/results/tune-mini.json"
 ARMS = {
     "CRS, as in the paper": "crs",
-    "CRS, labels copied": "crs budget=1 spacing=2 endpoint=copied",
+    "CRS, labels copied": "crs budget=1 spacing=2 final_step=keep",
     "Mend": "mend",
 }  # of the study `samplers`, first arms of their families
 DRAWN, WIDE = "top-p, ancestral", "mend budget=.25"
@@ -44,12 +44,12 @@ def tuned() -> dict[int, str]:
     """The tuner's winner for `mini` by number of calls, as the arm of the study `forms` that it is."""
     found: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))
     arms = [arm for some in forms.FORMS.values() for arm in some]
-    known = {parse(arm)[1].but(nfe=2): arm for arm in arms if not arm.startswith("form ")}
-    return {int(nfe): known[parse(one["arm"])[1].but(nfe=2)] for nfe, one in found.items()}
+    known = {parse(arm)[1].replace(nfe=2): arm for arm in arms if not arm.startswith("form ")}
+    return {int(nfe): known[parse(one["arm"])[1].replace(nfe=2)] for nfe, one in found.items()}
 
 
 def frontier(roles: Sequence[str], field: Beside, tried: Beside) -> str:
-    """By model and number of calls: NLL less the best top-p curve over readouts at each arm's own entropy."""
+    """By model and number of calls: NLL less the best top-p curve over final steps at each arm's own entropy."""
     best, captions = tuned(), SIZE.captions
 
     def row(role: str, nfe: int) -> tuple[Entry, ...]:
@@ -105,17 +105,17 @@ def words(field: Beside) -> str:
 
 def turns() -> str:
     """NLL less the released sampler's at its entropy, in turn and all at once, by model and number of calls."""
-    woven, plain = committed("weave"), committed("pareto")
-    calls = [SIZE.nfes[0], *weave.every(SIZE), *SIZE.nfes[2:]]
+    interleaved, plain = committed("interleave"), committed("pareto")
+    calls = [SIZE.nfes[0], *interleave.every(SIZE), *SIZE.nfes[2:]]
     whose: list[tuple[str, Beside, pareto.Arms, str]] = [
-        ("in turn", woven, weave.every(SIZE), "in turn"),
+        ("in turn", interleaved, interleave.every(SIZE), "in turn"),
         ("top-p, all at once", plain, pareto.every(SIZE), "top-p, ancestral"),
         ("Mend, all at once", plain, pareto.every(SIZE), "Mend"),
     ]
 
     def entry(role: str, nfe: int, found: Beside, every: pareto.Arms, family: str) -> Entry:
         arms = every.get(nfe, {}).get(family)
-        return Entry(signed(pareto.less(found, SIZE, role, weave.READOUT, nfe, arms), 3) if arms else "")
+        return Entry(signed(pareto.less(found, SIZE, role, interleave.FINAL_STEP, nfe, arms), 3) if arms else "")
 
     rows = tuple(
         (Entry(f"{caption}, {name}"), *(entry(role, nfe, found, every, family) for nfe in calls))
@@ -127,15 +127,17 @@ def turns() -> str:
 
 def sharper() -> str:
     """Mend less top-p, both in turn, at Mend's entropy."""
-    found = committed("weave")
-    at = {role: f"{role}/{weave.twice(SIZE)}" for role in SIZE.captions}
+    found = committed("interleave")
+    at = {role: f"{role}/{interleave.twice(SIZE)}" for role in SIZE.captions}
 
     def entry(role: str, arm: str) -> Entry:
-        less = weave.sharper(found, SIZE, role, arm)
+        less = interleave.sharper(found, SIZE, role, arm)
         return Entry(f"{short(less)} at {found(f'{at[role]}/{arm}', 'entropy').mean:.2f}")
 
-    rows = tuple((Entry(arm), *(entry(role, arm) for role in reversed(SIZE.captions))) for arm in weave.WOVEN["mend"])
-    head = (f"{weave.twice(SIZE)} calls", *reversed(SIZE.captions.values()))
+    rows = tuple(
+        (Entry(arm), *(entry(role, arm) for role in reversed(SIZE.captions))) for arm in interleave.INTERLEAVED["mend"]
+    )
+    head = (f"{interleave.twice(SIZE)} calls", *reversed(SIZE.captions.values()))
     return markdown(Table("sharper", "", head, (rows,))).lstrip()
 
 
@@ -149,5 +151,5 @@ def pages() -> dict[Path, str]:
 if __name__ == "__main__":
     for page, text in pages().items():
         put(page, "frontier", text)
-    for name, block in {"weave": turns(), "sharper": sharper()}.items():
+    for name, block in {"interleave": turns(), "sharper": sharper()}.items():
         put(HERE / "docs/samplers.md", name, block)

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from limpet.denoisers.files import MINIS
 from limpet.errors import LimpetError
+from limpet.models.model_files import MINIS
 from limpet.training.data import read_documents, split_documents, without_copies
 
 PLACE = MINIS / "heldout.txt.xz"

@@ -16,16 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limpet.denoisers import Denoiser
-from limpet.denoisers.catalog import load
 from limpet.errors import LimpetError, extra
+from limpet.models import Denoiser
+from limpet.models.loading import load
+from limpet.recording import page
+from limpet.recording.trajectory import Trajectory, record
 from limpet.samplers import CRS, Mend, Native, Sampler
-from limpet.view import page
-from limpet.view.answers import Stock
-from limpet.view.hands import here
-from limpet.view.server import application, listen
-from limpet.view.trajectory import Trajectory, record
-from limpet.view.wire import LOOPBACK, Server
+from limpet.server import playground as playground_page
+from limpet.server.connections import LOOPBACK, Server
+from limpet.server.handlers import Stock
+from limpet.server.http import application, listen
+from limpet.server.workers import here
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -42,7 +43,7 @@ SHOWN = 16  # the call that the screenshots show: labels hold, and the rest stil
 COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
 DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
-ASSETS = Path(page.__file__).parent / "assets"
+ASSETS = Path(playground_page.__file__).parent / "assets"
 REPORT = Path(__file__).parents[1] / "docs/reports/mini/frontier-mini-gpu/index.html"
 
 

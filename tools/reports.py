@@ -19,9 +19,9 @@ from typing import Any
 
 import audits
 from blocks import put
-from limpet import studies
-from limpet.lab import Results, Study, report, units
-from limpet.studies import mending
+from limpet.experiments import Results, Study, report, units
+from limpet.paper import studies
+from limpet.paper.studies import mending
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "reports" / "mini"
@@ -29,7 +29,7 @@ CLAIMS = "claims: report.tally and report.overview of reports/mini"
 
 
 OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"),
-       ("weave", "mini-gpu"))  # fmt: skip
+       ("interleave", "mini-gpu"))  # fmt: skip
 
 
 def written(made: Mapping[str, Any], several: Iterator[Study]) -> Iterator[report.Section]:

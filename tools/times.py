@@ -47,7 +47,7 @@ COMMANDS = [  # in this order: some read what others wrote
 def seconds(command: str, folder: Path) -> float:
     """Of one core, in a process of its own with one thread."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    call = [sys.executable, "-m", "limpet.cli", *shlex.split(command)[1:]]
+    call = [sys.executable, "-m", "limpet.cli.main", *shlex.split(command)[1:]]
     subprocess.run(call, cwd=folder, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)

@@ -1,4 +1,4 @@
-"""Networks with random weights whose laws are as confident as a trained model's, for measuring speed.
+"""Networks with random weights whose distributions are as confident as a trained model's, for measuring speed.
 
 limpet bench --model ./tools/trained_like.py:released --device cuda
 """
@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from limpet.denoisers.duo import Block, Duo, Linear, Network, Shape
+from limpet.models.duo import Block, Duo, Linear, Network, Shape
 
 
 def released(
@@ -26,7 +26,7 @@ def trained_like(shape: Shape, seed: int = 0) -> Network:
 
     The head is the embedding, scaled: logits are then normal with one outlier, the input's own token. The noise level
     reaches the network through one conditioning feature, about 2.7 at clean text and 0 at noise: it raises the last
-    scale, so laws sharpen along the path, and lowers the gates of the blocks, so that tokens come to favour
+    scale, so distributions sharpen along the path, and lowers the gates of the blocks, so that tokens come to favour
     themselves. The numbers were set until the mean largest probability and the chance of the input's own token ran
     along a path of the released size roughly as the built-in model's do."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -40,7 +40,7 @@ def trained_like(shape: Shape, seed: int = 0) -> Network:
         first.bias[0] = 3.0
         second.weight[0, 0] = 1.0
         for block in cast(list[Block], network.blocks):
-            cast(Linear, block.mlp[0]).bias.zero_()  # what all positions share would make all laws alike
+            cast(Linear, block.mlp[0]).bias.zero_()  # what all positions share would make all distributions alike
             cast(Linear, block.mlp[2]).bias.zero_()
             for gate in (slice(2 * width, 3 * width), slice(5 * width, 6 * width)):
                 block.adaLN_modulation.bias[gate] = 0.35

@@ -43,9 +43,13 @@ ERROR = "LimpetError: "  # as Python ends its traceback
 MISSING = {  # by extra, what needs it, the exit code, and what is said
     "judges": ("limpet score a.txt --judge someone/some-judge", 2, lacks("transformers", "judges")),
     "gemma": ("limpet info gemma", 2, lacks("transformers", "gemma")),
-    "diffusers": (python("import limpet.schedulers"), 1, lacks("diffusers", "diffusers", ERROR)),
+    "diffusers": (python("import limpet.integrations.diffusers"), 1, lacks("diffusers", "diffusers", ERROR)),
     "figures": ("limpet theory separated-modes --figures figures", 2, lacks("matplotlib", "figures")),
-    "lab": (python("from limpet.lab import claims; claims.bounds(0.0, 1.0, 4)"), 1, lacks("scipy", "lab", ERROR)),
+    "lab": (
+        python("from limpet.experiments import claims; claims.bounds(0.0, 1.0, 4)"),
+        1,
+        lacks("scipy", "lab", ERROR),
+    ),
     "parquet": (f"limpet sample {TOY} --out samples --format parquet", 2, lacks("pyarrow", "parquet")),
     "ray": ("limpet study run factorial --preset smoke --on ray", 2, lacks("ray", "ray")),
     "serve": ("limpet serve", 2, lacks("pydantic", "serve")),

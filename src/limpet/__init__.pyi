@@ -1,14 +1,14 @@
 # The public names and where each is at home: what type checkers read, and `__init__.py` when a name is first asked for.
 
 from limpet.canvases import reply
-from limpet.comparison import Comparison, compare
-from limpet.denoisers import Denoiser
-from limpet.denoisers.catalog import load
-from limpet.engine import process, selector, support
-from limpet.engine.path import Info, Path, State, generate
-from limpet.engine.steps import Transition, coins
+from limpet.diffusion import process, selection, transitions, truncation
+from limpet.diffusion.backends import Transition
 from limpet.errors import LimpetError
-from limpet.judges import load_judge
+from limpet.evaluation.comparison import Comparison, compare
+from limpet.evaluation.judges import load_judge
+from limpet.generation import Samples, sample
+from limpet.models import Denoiser
+from limpet.models.loading import load
 from limpet.samplers import (
     CRS,
     DDIM,
@@ -23,14 +23,42 @@ from limpet.samplers import (
     Psi,
     Sampler,
     Trapezoidal,
-    knob,
+    param,
 )
-from limpet.samples import Samples, sample
+from limpet.samplers.context import Context, State, StepInfo, generate
 
 __version__: str
 __all__ = [
-    "CRS", "DDIM", "BlockRefinement", "Comparison", "Denoiser", "EntropyBound", "GIDDAdaptive", "GIDDCorrection",
-    "Gibbs", "Guided", "Info", "LimpetError", "Mend", "Native", "Path", "Psi", "Sampler", "Samples", "State",
-    "Transition", "Trapezoidal", "coins", "compare", "generate", "knob", "load", "load_judge", "process", "reply",
-    "sample", "selector", "support",
+    "CRS",
+    "DDIM",
+    "BlockRefinement",
+    "Comparison",
+    "Context",
+    "Denoiser",
+    "EntropyBound",
+    "GIDDAdaptive",
+    "GIDDCorrection",
+    "Gibbs",
+    "Guided",
+    "LimpetError",
+    "Mend",
+    "Native",
+    "Psi",
+    "Sampler",
+    "Samples",
+    "State",
+    "StepInfo",
+    "Transition",
+    "Trapezoidal",
+    "compare",
+    "generate",
+    "load",
+    "load_judge",
+    "param",
+    "process",
+    "reply",
+    "sample",
+    "selection",
+    "transitions",
+    "truncation",
 ]  # fmt: skip

@@ -7,19 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.denoisers import Canvas, tokenizer_digest
-from limpet.engine.path import generate, open_path
-from limpet.engine.streams import Stream, canvas_seed
+from limpet.diffusion.rng import CounterRNG, canvas_seed
 from limpet.errors import LimpetError
+from limpet.generation import Counted, Given, Samples, Watcher, at_once, given_tokens, reachable, watcher
+from limpet.models import Canvas, tokenizer_digest
 from limpet.samplers import CRS, Sampler
-from limpet.samples import Counted, Given, Samples, Watcher, at_once, given_tokens, reachable, watcher
+from limpet.samplers.context import generate, open_context
 
 
 class Written(NamedTuple):
     """Replies of one batch."""
 
     tokens: Tensor  # (B, canvases x L), padded after each end
-    selected: Tensor  # (B,) positions selected in all canvases
+    committed: Tensor  # (B,) positions committed in all canvases
     calls: int  # of the denoiser's body
     rows: int  # of its head
 
@@ -65,7 +65,7 @@ def reply(
         tokens=torch.cat(padded).cpu(),
         nfe=max(one.calls for one in parts),
         head_rows=sum(one.rows for one in parts) / max(1, free),
-        selected=torch.cat([one.selected for one in parts]).cpu(),
+        committed=torch.cat([one.committed for one in parts]).cpu(),
         memory=(),
         sampler=sampler,
         seed=seed,
@@ -86,26 +86,26 @@ def _written(
     """The replies of some samples. A sample that has ended leaves the batch, and its context the cache."""
     size, width = len(samples), model.length
     tokens = torch.full((size, canvases * width), model.pad, device=samples.device)
-    selected, open = torch.zeros_like(samples), torch.arange(size, device=samples.device)
+    committed, open = torch.zeros_like(samples), torch.arange(size, device=samples.device)
     context, calls, rows, canvas = begun, 0, 0, 0
     for canvas in range(canvases):
         counted = Counted(context)
-        stream = Stream(canvas_seed(seed, canvas), samples[open])
-        path = open_path(counted, stream, torch.full((len(open), width), -1, device=samples.device))
-        for state, info in generate(sampler, path):
+        rng = CounterRNG(canvas_seed(seed, canvas), samples[open])
+        ctx = open_context(counted, rng, torch.full((len(open), width), -1, device=samples.device))
+        for state, info in generate(sampler, ctx):
             watch(state, info, done + (canvas * sampler.nfe + info.call + 1) * size, total)
             if bool(sampler.finished(state).all()):
-                path.sound()
+                ctx.check_finite()
                 break
         calls, rows = calls + counted.calls, rows + counted.rows
-        selected[open] += info.marks.get("selected", path.nowhere).sum(-1)
+        committed[open] += info.marks.get("committed", ctx.no_positions).sum(-1)
         written, goes_on = ended(state.tokens, model.ends, model.pad)
         tokens[open, canvas * width : (canvas + 1) * width] = written
         if not goes_on.any():
             break
         if canvas < canvases - 1:
             context, open = context.after(state.tokens[goes_on], goes_on.nonzero()[:, 0]), open[goes_on]
-    return Written(tokens[:, : (canvas + 1) * width], selected, calls, rows)
+    return Written(tokens[:, : (canvas + 1) * width], committed, calls, rows)
 
 
 def ended(tokens: Tensor, ends: tuple[int, ...], pad: int) -> tuple[Tensor, Tensor]:

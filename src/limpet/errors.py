@@ -53,7 +53,7 @@ def extra(module: str, name: str) -> ModuleType:
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> LimpetError:
-    """That there is no such name ("crs has no knob", "budgt"), with the one that was meant or all that there are."""
+    """That there is no such name ("crs has no parameter", "budgt"), with the one that was meant or all that there are."""
     known = list(known)
     near = difflib.get_close_matches(str(name), known, 1)
     return LimpetError(f"{what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"))

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-
 from limpet.engine import support
 from limpet.engine.steps import inverse_cdf
 from limpet.engine.streams import Purpose
+
 from limpet.samplers import CRS
 
 

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.engine import process
-from limpet.engine.path import Info, Path, State
-from limpet.samplers.knobs import knob
-from limpet.samplers.reading import LAW, Law, anything, read, time_of
-from limpet.samplers.sampler import Sampler
+from limpet.diffusion import process
+from limpet.samplers.base import Sampler
+from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.params import param
+from limpet.samplers.predictions import DISTRIBUTION_HELP, WhichDistribution, anything, read, time_of
 
 Clock = Literal["share", "grid"]
 
@@ -28,56 +28,56 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class EntropyBound(Sampler):
-    """A token is drawn everywhere; in ascending entropy of their laws, draws are accepted while the sum of the
+    """A token is drawn everywhere; in ascending entropy of their distributions, draws are accepted while the sum of the
     entropies before does not pass the bound, which bounds what the accepted tokens know of each other. The rest become
     uniform, and the next call decides anew (arXiv 2505.24857, on uniform states as DiffusionGemma has it).
 
     A sample whose argmax has settled stops, and its calls go on without it: all are counted."""
 
-    nfe: int = knob(64, "Network calls for one sample; the last reads out the argmax.", low=2)
-    bound: float = knob(0.1, "Nats that the laws of the draws accepted before may sum to.", low=0, high=1e6)
-    hottest: float = knob(0.8, "Temperature of the laws in the first call.", above=0, high=1e6)
-    coldest: float = knob(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
-    clock: Clock = knob("share", "Which signal the denoiser is told: the share of accepted tokens, or the uniform "
+    nfe: int = param(64, "Network calls for one sample; the last reads out the argmax.", low=2)
+    bound: float = param(0.1, "Nats that the distributions of the draws accepted before may sum to.", low=0, high=1e6)
+    hottest: float = param(0.8, "Temperature of the distributions in the first call.", above=0, high=1e6)
+    coldest: float = param(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
+    clock: Clock = param("share", "Which signal the denoiser is told: the share of accepted tokens, or the uniform "
                         "grid's.")  # fmt: skip
-    settled: float | None = knob(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
+    settled: float | None = param(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
                                  "None for never.", low=0)  # fmt: skip
-    law: Law = knob("leave-one-out", LAW)
-    patience: int = knob(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
+    distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
+    patience: int = param(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
 
-    def begin(self, path: Path) -> State:
-        none = torch.zeros_like(path.fixed)
-        return State(0, path.noise(), Memory(path.nowhere, none - 1, none, path.nowhere))
+    def begin(self, ctx: Context) -> State:
+        none = torch.zeros_like(ctx.fixed)
+        return State(0, ctx.noise(), Memory(ctx.no_positions, none - 1, none, ctx.no_positions))
 
-    def step(self, path: Path, state: State) -> tuple[State, Info]:
+    def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         r, last = state.call, state.call == self.nfe - 1
         _, before, unchanged, stopped = state.memory
-        t = self.time(path, state)
-        (features,) = path.call(state.tokens, t, temperature=self.temperature(r))
-        seen = read(path, features, r, self.temperature(r), self.law)
+        t = self.time(ctx, state)
+        (features,) = ctx.call(state.tokens, t, temperature=self.temperature(r))
+        seen = read(ctx, features, r, self.temperature(r), self.distribution)
 
-        accepted = within(seen.entropy, path.free, self.bound)
-        same = ((seen.top == before) | ~path.free).all(-1, keepdim=True)
+        accepted = within(seen.entropy, ctx.free, self.bound)
+        same = ((seen.top == before) | ~ctx.free).all(-1, keepdim=True)
         unchanged = torch.where(same, unchanged + 1, 0)
-        calm = seen.entropy.sum(-1, keepdim=True) < (self.settled or 0) * path.generated[:, None]
-        ending = (calm & (unchanged >= self.patience)) if not last else ~path.nowhere
+        calm = seen.entropy.sum(-1, keepdim=True) < (self.settled or 0) * ctx.generated[:, None]
+        ending = (calm & (unchanged >= self.patience)) if not last else ~ctx.no_positions
 
-        tokens = torch.where(accepted, seen.drawn, anything(path, r))
-        tokens = torch.where(ending & path.free, seen.top, tokens)
+        tokens = torch.where(accepted, seen.drawn, anything(ctx, r))
+        tokens = torch.where(ending & ctx.free, seen.top, tokens)
         tokens = torch.where(stopped, state.tokens, tokens)
-        accepted = accepted | (ending | stopped) & path.free
+        accepted = accepted | (ending | stopped) & ctx.free
         memory = Memory(accepted, seen.top, unchanged, stopped | ending)
         told = float(t.mean()) if isinstance(t, Tensor) else t
-        return State(r + 1, tokens, memory), Info(
-            r, told, state.tokens, seen.outcome(path, tokens), {"accepted": accepted}
+        return State(r + 1, tokens, memory), StepInfo(
+            r, told, state.tokens, seen.outcome(ctx, tokens), {"accepted": accepted}
         )
 
     def finished(self, state: State) -> Tensor:
         return state.memory[3][:, 0]
 
-    def time(self, path: Path, state: State) -> float | Tensor:
+    def time(self, ctx: Context, state: State) -> float | Tensor:
         """What the denoiser is told: (B,) times where each sample has its own share."""
-        return time_of(path, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
+        return time_of(ctx, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
 
     def temperature(self, call: int) -> float:
         return self.coldest + (self.hottest - self.coldest) * (self.nfe - call) / self.nfe

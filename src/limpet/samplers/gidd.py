@@ -8,15 +8,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.engine import process
-from limpet.engine.path import Info, Path, State
-from limpet.engine.steps import Transition
-from limpet.engine.steps.coins import nested
+from limpet.diffusion import process
+from limpet.diffusion.backends import Transition
+from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
-from limpet.samplers.knobs import knob
+from limpet.samplers.base import Sampler
+from limpet.samplers.context import Context, State, StepInfo
 from limpet.samplers.native import Native
-from limpet.samplers.reading import first, read
-from limpet.samplers.sampler import Sampler
+from limpet.samplers.params import param
+from limpet.samplers.predictions import first, read
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,32 @@ class GIDDAdaptive(Sampler):
     token that stands in it; on uniform states that is 1 / V everywhere. Commitment without memory: any token may be
     set again."""
 
-    nfe: int = knob(64, "Network calls for one sample.", low=2)
-    count: int | None = knob(None, "Positions set in one call; None for the generated length over the calls that set, "
+    nfe: int = param(64, "Network calls for one sample.", low=2)
+    count: int | None = param(None, "Positions set in one call; None for the generated length over the calls that set, "
                              "rounded up.", low=0)  # fmt: skip
-    endpoint: Literal["state", "argmax"] = knob("state", "The last call: sets positions as the others do, or reads out "
-                                                "the argmax of every law.")  # fmt: skip
+    final_step: Literal["state", "argmax"] = param("state", "The last call: sets positions as the others do, or reads out "
+                                                "the argmax of every distribution.")  # fmt: skip
 
-    def step(self, path: Path, state: State) -> tuple[State, Info]:
+    def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         r, t = state.call, process.uniform_grid(self.nfe)[state.call]
         look = Transition(
-            call=r, tokens=state.tokens, revise=path.nowhere, inspect=path.free,
-            coins=nested(path.signal(t), 0.0), against=state.tokens,
+            call=r, tokens=state.tokens, revise=ctx.no_positions, inspect=ctx.free,
+            coins=nested(ctx.signal(t), 0.0), against=state.tokens,
         )  # fmt: skip
-        _, outcome = path.call(state.tokens, t, look)
-        # The gain is ln of the best other token's law over that of z: where it is positive, the other is the argmax.
-        better = path.free & (outcome.gain > 0)
+        _, outcome = ctx.call(state.tokens, t, look)
+        # The gain is ln of the best other token's distribution over that of z: where it is positive, the other is the argmax.
+        better = ctx.free & (outcome.gain > 0)
         lead = (1 - outcome.deficit) * -torch.where(better, -outcome.gain, 0.0).expm1()
-        chosen = first(lead, better, self.counts(path))
-        if self.endpoint == "argmax" and r == self.nfe - 1:
-            chosen = path.free
+        chosen = first(lead, better, self.counts(ctx))
+        if self.final_step == "argmax" and r == self.nfe - 1:
+            chosen = ctx.free
         tokens = torch.where(chosen, outcome.top, state.tokens)
-        return State(r + 1, tokens), Info(r, t, state.tokens, outcome._replace(tokens=tokens), {"chosen": chosen})
+        return State(r + 1, tokens), StepInfo(r, t, state.tokens, outcome._replace(tokens=tokens), {"chosen": chosen})
 
-    def counts(self, path: Path) -> Tensor:
+    def counts(self, ctx: Context) -> Tensor:
         """(B,) how many positions a call sets at most."""
-        calls = self.nfe - (self.endpoint == "argmax")
-        each = (path.generated + (calls - 1)) // calls
+        calls = self.nfe - (self.final_step == "argmax")
+        each = (ctx.generated + (calls - 1)) // calls
         return each if self.count is None else torch.full_like(each, self.count)
 
 
@@ -65,18 +65,18 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class GIDDCorrection(Native):
-    """A native path, then calls that each change one token of its output: of the tokens drawn from a sharpened law at
+    """A native path, then calls that each change one token of its output: of the tokens drawn from a sharpened distribution at
     nearly no noise, the likeliest of those that differ from what stands there (arXiv 2503.04482).
 
     A sample stops when a call changes nothing, or when agreement with the argmax has not risen for a while; its calls
     go on without it, and all are counted."""
 
-    corrections: int | None = knob(None, "Calls of the nfe that correct, after the others have drawn and read out a "
+    corrections: int | None = param(None, "Calls of the nfe that correct, after the others have drawn and read out a "
                                    "sample; None for half.", low=0)  # fmt: skip
-    correction_time: float = knob(0.01, "The time that correcting calls are told.", low=process.EPS, high=1)
-    sharpness: float = knob(0.1, "Temperature of the law that corrections are drawn from.", above=0, high=1e6)
-    changes: int = knob(1, "Tokens changed in one correcting call, at most.", low=1)
-    patience: int | None = knob(32, "Calls in a row after which a sample stops that agrees no more than before; None "
+    correction_time: float = param(0.01, "The time that correcting calls are told.", low=process.EPS, high=1)
+    sharpness: float = param(0.1, "Temperature of the distribution that corrections are drawn from.", above=0, high=1e6)
+    changes: int = param(1, "Tokens changed in one correcting call, at most.", low=1)
+    patience: int | None = param(32, "Calls in a row after which a sample stops that agrees no more than before; None "
                                 "for never.", low=0)  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -97,27 +97,27 @@ class GIDDCorrection(Native):
         own = {name: getattr(self, name) for name in Native.__dataclass_fields__}
         return Native(**{**own, "nfe": self.nfe - self.correcting})
 
-    def begin(self, path: Path) -> State:
-        none = torch.zeros_like(path.fixed)
-        return State(0, path.noise(), Progress(none, none, path.nowhere))
+    def begin(self, ctx: Context) -> State:
+        none = torch.zeros_like(ctx.fixed)
+        return State(0, ctx.noise(), Progress(none, none, ctx.no_positions))
 
-    def step(self, path: Path, state: State) -> tuple[State, Info]:
+    def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         if state.call < self.predictor.nfe:
-            drawn, info = self.predictor.step(path, state)
-            return drawn._replace(memory=state.memory), info._replace(marks={"changed": path.nowhere})
+            drawn, info = self.predictor.step(ctx, state)
+            return drawn._replace(memory=state.memory), info._replace(marks={"changed": ctx.no_positions})
         agreed, idle, stopped = state.memory
-        (features,) = path.call(state.tokens, self.correction_time)
-        seen = read(path, features, state.call, self.sharpness)
-        differs = path.free & (seen.drawn != state.tokens)
-        changed = first(seen.chance, differs, torch.full_like(path.generated, self.changes))
+        (features,) = ctx.call(state.tokens, self.correction_time)
+        seen = read(ctx, features, state.call, self.sharpness)
+        differs = ctx.free & (seen.drawn != state.tokens)
+        changed = first(seen.chance, differs, torch.full_like(ctx.generated, self.changes))
         tokens = torch.where(changed, seen.drawn, state.tokens)
 
-        now = (path.free & (tokens == seen.top)).sum(-1, keepdim=True)
+        now = (ctx.free & (tokens == seen.top)).sum(-1, keepdim=True)
         idle = torch.where(now > agreed, 0, idle + 1)
         tired = idle > (torch.inf if self.patience is None else self.patience)
         stopped = stopped | tired | ~changed.any(-1, keepdim=True)
         changed = changed & ~stopped  # a call that makes a sample stop changes it no more
         tokens = torch.where(changed, seen.drawn, state.tokens)
         progress = Progress(torch.maximum(agreed, now), idle, stopped)
-        info = Info(state.call, self.correction_time, state.tokens, seen.outcome(path, tokens), {"changed": changed})
+        info = StepInfo(state.call, self.correction_time, state.tokens, seen.outcome(ctx, tokens), {"changed": changed})
         return State(state.call + 1, tokens, progress), info

@@ -8,42 +8,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limpet.engine.path import Path, State
-from limpet.samplers.crs import CRS, Readout
-from limpet.samplers.knobs import knob
-from limpet.samplers.labels import Choice
+from limpet.samplers.committed_values import Choice
+from limpet.samplers.context import Context, State
+from limpet.samplers.crs import CRS, CRSFinalStep
 from limpet.samplers.native import Native
+from limpet.samplers.params import param
 
 
 @dataclass(frozen=True)
 class Mend(CRS):
-    """CRS, and each call gives a new value to the visible labels that its law contradicts most.
+    """CRS, and each call gives a new value to the visible labels that its distribution contradicts most.
 
     To change all labels at once would let neighbours give way to each other; one after the other, each change sees
     those before it. So few change in one call, and these far apart: nearly what one after the other would do."""
 
-    endpoint: Readout = knob("copied", "The last call: the argmax of the law; one more draw (the released code's way); "
+    final_step: CRSFinalStep = param("keep", "The last call: the argmax of the distribution; one more draw (the released code's way); "
                              "or labels copied and one more draw elsewhere.", since="warmup")  # fmt: skip
-    late_top_p: float | None = knob(
+    late_top_p: float | None = param(
         0.8, "Mass of the nucleus that steps after warmup draw from; None for top_p.", above=0, high=1, since="warmup"
     )
-    budget: float = knob(1.0, "Total deficit that may be selected along the path, as a fraction of the generated "
+    budget: float = param(1.0, "Total deficit that may be committed along the path, as a fraction of the generated "
                          "length.", low=0, since="warmup")  # fmt: skip
-    spacing: int = knob(2, "Positions selected in one call are more than this far apart.", low=0, since="warmup")
-    mend: int | None = knob(None, "Most labels mended in one call; None for a thirty-second of the generated length, "
+    spacing: int = param(2, "Positions committed in one call are more than this far apart.", low=0, since="warmup")
+    mend: int | None = param(None, "Most labels mended in one call; None for a thirty-second of the generated length, "
                             "rounded up.", low=0, since="warmup")  # fmt: skip
-    apart: int = knob(4, "Labels mended in one call are more than this far apart.", low=0, since="warmup")
-    turns: int | None = knob(None, "A label is looked at again every so many calls: more is cheaper. None for a "
+    apart: int = param(4, "Labels mended in one call are more than this far apart.", low=0, since="warmup")
+    turns: int | None = param(None, "A label is looked at again every so many calls: more is cheaper. None for a "
                              "thirty-second of nfe, rounded up.", low=1, since="warmup")  # fmt: skip
 
     @property
     def mends(self) -> bool:
         return self.mend != 0 or super().mends
 
-    def doubted(self, path: Path, state: State, visible: Tensor) -> Tensor | None:
+    def doubted(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
         if self.mend == 0:
-            return super().doubted(path, state, visible)
-        due, other = self.due(visible, state.call), super().doubted(path, state, visible)
+            return super().doubted(ctx, state, visible)
+        due, other = self.due(visible, state.call), super().doubted(ctx, state, visible)
         return due if other is None else due | other
 
     def due(self, visible: Tensor, call: int) -> Tensor:
@@ -52,20 +52,20 @@ class Mend(CRS):
         return visible & ((position + call) % turns == 0)
 
     def relabel(self, choice: Choice) -> Tensor:
-        """New labels first, then the mended: the law at another token exceeds that at the label, the most first.
+        """New labels first, then the mended: the distribution at another token exceeds that at the label, the most first.
 
-        The readout mends too, and does nothing else to labels."""
+        The final step mends too, and does nothing else to labels."""
         stored = choice.labels if choice.call == self.nfe - 1 else super().relabel(choice)
         gain = choice.outcome.gain
         if gain is None:
             return stored
         wrong = self.due(choice.visible, choice.call) & (gain > 0)
-        mended = choice.path.backend.select(-gain, wrong, self.most(choice.path), math.inf, self.apart)
+        mended = choice.ctx.backend.select(-gain, wrong, self.most(choice.ctx), math.inf, self.apart)
         return torch.where(mended, choice.outcome.top, stored)
 
     def opening(self) -> Native | None:
         return self.native() if type(self) is Mend else None
 
-    def most(self, path: Path) -> Tensor:
+    def most(self, ctx: Context) -> Tensor:
         """(B,) how many labels may be mended in one call."""
-        return (path.generated + 31) // 32 if self.mend is None else torch.full_like(path.generated, self.mend)
+        return (ctx.generated + 31) // 32 if self.mend is None else torch.full_like(ctx.generated, self.mend)

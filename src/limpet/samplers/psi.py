@@ -1,7 +1,7 @@
 """Psi samplers: native steps, and with some probability the token at a position is drawn anew from its posterior.
 
 Diffusion Duality, chapter II (arXiv 2602.21185); for a masked state, ReMDM (arXiv 2503.00307). Each position's marginal
-stays what it was, the joint law does not quite. The authors' scripts take 256 steps, with rescale, eta .05 and top-p
+stays what it was, the joint distribution does not quite. The authors' scripts take 256 steps, with rescale, eta .05 and top-p
 .9; cap, .01 and .9; loop, .01 and .95."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
-from limpet.engine.process import EPS, FLOOR
-from limpet.engine.steps.coins import Coins, ancestral, psi
-from limpet.samplers.knobs import knob
+from limpet.diffusion.process import EPS, FLOOR
+from limpet.diffusion.transitions import Coins, ancestral, psi
 from limpet.samplers.native import Native
+from limpet.samplers.params import param
 
 Rule = Literal["cap", "rescale", "rescale-remdm", "loop", "constant"]
 
@@ -38,12 +38,12 @@ class Psi(Native):
     """A step is the native one with probability kappa = 1 - sigma / (1 - signal after it), and else forgets the token
     that it starts from, all but what it says of the clean one."""
 
-    rule: Rule = knob("rescale", "How sigma follows from eta: at most eta; rescaled as in the authors' code, or as in "
+    rule: Rule = param("rescale", "How sigma follows from eta: at most eta; rescaled as in the authors' code, or as in "
                       "ReMDM; eta in a loop at signal .9, which has its own times; or so that kappa is 1 - eta "
                       "throughout.")  # fmt: skip
-    eta: float = knob(0.05, "How much is drawn anew; with 0 the steps are native.", low=0, high=1)
-    start: float = knob(0.0, "Steps from a signal below this are native.", low=0, high=1)
-    stop: float = knob(1.0, "Steps from this signal on are native.", low=0, high=1)
+    eta: float = param(0.05, "How much is drawn anew; with 0 the steps are native.", low=0, high=1)
+    start: float = param(0.0, "Steps from a signal below this are native.", low=0, high=1)
+    stop: float = param(1.0, "Steps from this signal on are native.", low=0, high=1)
 
     @property
     def times(self) -> tuple[float, ...]:

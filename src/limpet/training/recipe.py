@@ -8,7 +8,7 @@ from typing import Literal, get_type_hints
 
 from limpet.errors import LimpetError
 from limpet.files import Toml
-from limpet.samplers.knobs import Knob, knob
+from limpet.samplers.params import Param, param
 
 
 class Part:
@@ -17,7 +17,7 @@ class Part:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for one in fields(self):  # type: ignore[arg-type]
-            held, value = Knob(one.name, hints[one.name], (), False, None, **one.metadata), getattr(self, one.name)
+            held, value = Param(one.name, hints[one.name], (), False, None, **one.metadata), getattr(self, one.name)
             if one.metadata and not held.accepts(value):
                 raise LimpetError(f"{one.name} is {value!r}; it takes {held.takes}")
 
@@ -28,10 +28,10 @@ class Data(Part):
 
     files: list[str]
     folder: str
-    vocab_size: int = knob(
+    vocab_size: int = param(
         4096, "tokens of the tokenizer: every byte, the end of a text, and merges", low=257, high=2**16
     )
-    length: int = knob(256, "tokens of a row, its two ends included", low=3)
+    length: int = param(256, "tokens of a row, its two ends included", low=3)
     validation: float = 0.03
     test: float = 0.03
 
@@ -41,9 +41,9 @@ class Sizes(Part):
     """The network's sizes; vocabulary and length come with the data."""
 
     hidden: int
-    width: int = knob(MISSING, "of the residual stream", low=1)
-    blocks: int = knob(MISSING, "transformer blocks", low=1)
-    heads: int = knob(MISSING, "of attention, each of even width", low=1)
+    width: int = param(MISSING, "of the residual stream", low=1)
+    blocks: int = param(MISSING, "transformer blocks", low=1)
+    heads: int = param(MISSING, "of attention, each of even width", low=1)
     cond: int = 128
     dropout: float = 0.0
 
@@ -61,19 +61,19 @@ class Run(Part):
 
     rate: float
     warmup: int
-    batch: int = knob(MISSING, "rows a step", low=1)
+    batch: int = param(MISSING, "rows a step", low=1)
     steps: int = 0
     seconds: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    decay: float = knob(1.0, "the share of the run over which the rate falls to nothing", above=0, high=1)
+    decay: float = param(1.0, "the share of the run over which the rate falls to nothing", above=0, high=1)
     weight_decay: float = 0.0
     clip: float = 1.0
     average: float = 0.999
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    validate_every: int = knob(500, "steps between looks at held-out rows", low=1)
-    validate_rows: int = knob(1024, "how many of them are looked at", low=1)
-    save_every: int = knob(1000, "steps between checkpoints", low=1)
+    validate_every: int = param(500, "steps between looks at held-out rows", low=1)
+    validate_rows: int = param(1024, "how many of them are looked at", low=1)
+    save_every: int = param(1000, "steps between checkpoints", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +106,7 @@ class Recipe(Part):
     kind: Literal["duo", "causal", "distil"]
     data: Data
     run: Run
-    seed: int = knob(1, "", low=0, high=2**63)
+    seed: int = param(1, "", low=0, high=2**63)
     sizes: Sizes | None = None
     distil: Distil | None = None
 

@@ -1,0 +1,53 @@
+"""`limpet info MODEL`: what was loaded, from where, and what decides its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tyro
+
+from limpet.cli.common import HERE, Json, Model, Somewhere, show
+from limpet.diffusion.process import EPS
+
+
+def run(
+    model: tyro.conf.Positional[Model],
+    /,
+    *,
+    where: Somewhere = HERE,
+    json: Json = False,
+) -> None:
+    """Load a model and say what it is: where it came from, its digest, sizes, noise schedule and tokenizer.
+
+    $ limpet info mini
+    $ limpet info s-sahoo/duo-distilled --json
+    $ limpet info runs/duo.ckpt --weights raw
+    """
+    found = where.load(model)
+    about: dict[str, Any] = {
+        "name": found.name,
+        "digest": found.digest,
+        **found.info,
+        "precision": found.precision,
+        "vocab_size": found.vocab_size,
+        "length": found.length,
+        "device": str(found.device),
+        "predicts": found.predicts,
+        "schedule": found.schedule.name,
+        "signal": {f"t = {t:g}": float(found.schedule.signal(t)) for t in (EPS, 0.5, 1.0)},
+        "special": getattr(found.tokenizer, "special", {}),
+        "text": found.tokenizer is not None,
+    }
+    show(json, about, (f"{key:<11} {_words(value)}" for key, value in about.items()))
+
+
+def _words(value: object) -> str:
+    parts = [f"{name} {_number(part)}" for name, part in value.items()] if isinstance(value, dict) else [value]
+    return ", ".join(map(_number, parts)) or "none"
+
+
+def _number(value: object) -> str:
+    """A count with its thousands apart, a measure with six digits, anything else as it is."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,89 @@
+"""Counter-based randomness: (seed, sample, step, position, purpose) -> uniforms, the same bits on every device.
+
+Philox 4x32-10 (Salmon et al., 2011) in integer tensor ops. A uniform is a function of what it is for, so a sample
+does not depend on the batch it is in, on the order of work, or on which arms run beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from limpet.errors import LimpetError
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+SEEDS = 2**64  # how many there are
+SAMPLES = 2**32  # under each of them
+
+
+class Purpose(IntEnum):
+    """What a pair of uniforms is for; the numbers are part of every result and never change."""
+
+    START = 0  # the state at t = 1
+    COINS = 1  # the two coins of a reverse step
+    TOKENS = 2  # the draw from the distribution, and the uniform token
+    VALUES = 3  # the label drawn from a nucleus
+    NOISE = 4  # forward corruption of clean text
+    DATA = 5  # draws from a source whose distribution is known
+    PLACES = 6  # which positions a call chooses
+    CANVAS = 7  # the seed of a later canvas
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Four 32-bit words (in int64 tensors) for each 128-bit counter under a 64-bit key."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # A 32 x 32 bit product needs 64 unsigned bits; int64 wraps, and shift-and-mask still reads the right words.
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> 32 & WORD) ^ c1 ^ k0, p1 & WORD, (p0 >> 32 & WORD) ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def uniform53(high: Tensor, low: Tensor) -> Tensor:
+    """Two 32-bit words -> a float64 in [0, 1) with 53 random bits."""
+    return ((high >> 5) * 2**26 + (low >> 6)).to(torch.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class CounterRNG:
+    """The randomness of a batch of samples under one seed."""
+
+    seed: int
+    samples: Tensor  # (B,) the index of each sample under this seed
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise LimpetError(f"seed is {self.seed}; it takes a whole number from 0, of at most 64 bits")
+
+    def uniforms(
+        self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Two independent uniforms for each (sample, position).
+
+        `positions` is (L,) for the whole batch, giving (B, L), or (R,) beside `rows` (R,) into the batch."""
+        samples = self.samples[:, None] if rows is None else self.samples[rows]
+        counter = (positions, torch.full_like(positions, step), samples, torch.full_like(positions, int(purpose)))
+        words = philox(counter, (self.seed & WORD, self.seed >> 32 & WORD))
+        return uniform53(words[0], words[1]), uniform53(words[2], words[3])
+
+
+def canvas_seed(seed: int, canvas: int) -> int:
+    """The seed of a canvas of a longer text: the first has the text's own."""
+    if canvas == 0:
+        return seed
+    zero = torch.zeros((), dtype=torch.long)
+    high, low, *_ = philox((zero + canvas, zero, zero, zero + int(Purpose.CANVAS)), (seed & WORD, seed >> 32 & WORD))
+    return int(high) << 32 | int(low)
+
+
+def uniform_token(u: Tensor, vocab_size: int) -> Tensor:
+    """A token, each equally likely, from a uniform in [0, 1)."""
+    return (u * vocab_size).long()

@@ -1,0 +1,1 @@
+"""From samples to numbers: judges, metrics, statistics, and the comparison of samplers."""

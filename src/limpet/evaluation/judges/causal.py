@@ -1,0 +1,133 @@
+"""The built-in judge: a causal transformer of the Duo family, with no noise level to be told about, and its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from limpet.errors import LimpetError
+from limpet.evaluation.judges.base import Judge
+from limpet.models.duo import (
+    MOST_BLOCKS,
+    MOST_LENGTH,
+    MOST_WIDTH,
+    Layers,
+    Linear,
+    Norm,
+    Rotary,
+    attend,
+    set_precision,
+)
+from limpet.models.model_files import Takes, read_config
+from limpet.models.tensor_files import digest_of, fill, open_tensors, unpacked
+from limpet.models.tokenizers import Tokenizer, read_tokenizer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Every size of a causal network; `length` is the longest context it was trained on."""
+
+    vocab_size: int
+    length: int
+    width: int
+    blocks: int
+    heads: int
+    hidden: int
+
+
+MOST = {"blocks": MOST_BLOCKS, "vocab_size": MOST_LENGTH, "length": MOST_LENGTH}
+
+
+def _takes(most: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
+
+
+TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(Shape)}
+
+
+class Block(Layers):
+    """Attention to the past, then the MLP, each behind a norm; dropout only while training."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__(shape.width, shape.heads, shape.hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        seen = attend(self.attn_qkv(self.norm1(x)), self.heads, rotary, causal=True)
+        x = x + self.dropout(self.attn_out(seen))
+        return cast(Tensor, x + self.dropout(self.mlp(self.norm2(x))))
+
+
+class Network(nn.Module):
+    """Tokens -> features that have seen the past alone; features -> logits of the next token.
+
+    The head is the embedding read backwards: one matrix, half the vocabulary's parameters."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
+        self.rotary_emb = Rotary(shape.width // shape.heads)
+        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.blocks))
+        self.norm_final = Norm(shape.width)
+        nn.init.normal_(self.embedding, std=0.02)
+        for name, parameter in self.named_parameters():  # small, so that the residual does not grow with depth
+            if name.endswith(("attn_out.weight", "mlp.2.weight")):
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.blocks) ** 0.5)
+
+    def body(self, tokens: Tensor) -> Tensor:
+        """(B, L) tokens -> (B, L, width) features, the head's input."""
+        x = F.embedding(tokens, self.embedding)
+        rotary = self.rotary_emb(tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, rotary)
+        return cast(Tensor, self.norm_final(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.embedding.dtype), self.embedding)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, L) tokens -> (B, L, V) logits; those at position i are of token i + 1."""
+        return self.head(self.body(tokens))
+
+
+class CausalJudge(Judge):
+    """Such a network behind the judge's face."""
+
+    def __init__(self, name: str, network: Network, tokenizer: Tokenizer | None) -> None:
+        self.name, self.network, self.tokenizer = name, network, tokenizer
+        self.digest = digest_of(dict(network.named_parameters()), {"context": network.shape.length})
+        self.context, self.vocab_size = network.shape.length, network.shape.vocab_size
+        dtypes = [module.weight.dtype for module in network.modules() if isinstance(module, Linear)]
+        self.precision = str((dtypes or [torch.float32])[0]).removeprefix("torch.")
+        self.eos = tokenizer.special.get("eos") if tokenizer else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.embedding.device
+
+    def body(self, tokens: Tensor) -> Tensor:
+        return self.network.body(tokens)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.network.head(features)
+
+
+def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
+    """Read a judge's folder; in bfloat16 the linear maps of the blocks are rounded, embedding and head are not."""
+    sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
+    try:
+        with torch.device("meta"):
+            network = Network(Shape(**sizes))
+    except (TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
+    path = folder / "model.safetensors"
+    set_precision(network, dtype)
+    fill(network, unpacked(open_tensors(path)), path, "the sizes in its config.json", device)
+    return CausalJudge(name, network, read_tokenizer(folder, network.shape.vocab_size))

@@ -1,0 +1,87 @@
+"""Any causal language model of transformers as a judge, by hub name or folder: safetensors alone, no remote code."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from limpet.errors import LimpetError, extra
+from limpet.evaluation.judges.base import Judge
+from limpet.models.model_files import TOKENIZER_FILES, hub_folder, read_config
+from limpet.models.tensor_files import digest_of
+from limpet.models.tokenizers import Tokenizer, read_tokenizer
+
+UNSTATED = 1024  # the context of a model whose config names none
+UNHEARD = ("transformers_version", "dtype", "torch_dtype")  # of config.json: who wrote it, and how it is stored
+FILES = ("model*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
+
+
+class HubJudge(Judge):
+    """A transformers model behind the judge's face.
+
+    Most models end in a linear map on the last hidden state, which is then run on few rows at a time. Some do more
+    (cap or scale their logits): those make their own logits whole."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Tokenizer | None, stated: dict[str, Any]) -> None:
+        self.name, self.model, self.tokenizer, self.stated = name, model, tokenizer, stated
+        config = model.config.get_text_config()
+        self.vocab_size = int(config.vocab_size)
+        self.precision = str(model.dtype).removeprefix("torch.")
+        self.context = int(getattr(config, "max_position_embeddings", None) or UNSTATED)
+        end = config.eos_token_id  # None, an id, or some
+        self.eos = end if isinstance(end, int) else tokenizer.special.get("eos") if tokenizer else None
+        self.whole = not self._ends_linear()
+
+    @torch.inference_mode()
+    def _ends_linear(self) -> bool:
+        head = self.model.get_output_embeddings()
+        if head is None or self.model.base_model is self.model:
+            return False
+        probe = torch.arange(min(8, self.vocab_size, self.context), device=self.device)[None]
+        split, own = head(self.hidden(probe)), self.model(input_ids=probe, use_cache=False).logits
+        return split.shape == own.shape and torch.allclose(split, own, rtol=1e-4, atol=1e-4)
+
+    @cached_property
+    def digest(self) -> str:  # type: ignore[override]
+        """Of the weights as loaded, which say the precision too, and of config.json, which says how they are used."""
+        facts = {key: value for key, value in self.stated.items() if key not in UNHEARD and not key.startswith("_")}
+        return digest_of(self.model.state_dict(), facts)
+
+    @property
+    def device(self) -> torch.device:
+        return cast(torch.device, self.model.device)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
+
+    def body(self, tokens: Tensor) -> Tensor:
+        if not self.whole:
+            return self.hidden(tokens)
+        return cast(Tensor, self.model(input_ids=tokens, use_cache=False).logits)
+
+    def head(self, features: Tensor) -> Tensor:
+        return features if self.whole else cast(Tensor, self.model.get_output_embeddings()(features))
+
+
+def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
+    """Load a judge by hub name or folder; a model without a tokenizer.json scores ids alone."""
+    transformers = extra("transformers", "judges")
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = hub_folder(name, None, ("config.json",), FILES)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+        raise LimpetError(
+            f"{name} cannot be loaded as a judge ({' '.join(str(error).split())[:200]}): a judge is mini-judge, or a "
+            "folder or hub name of a causal language model in safetensors"
+        ) from error
+    vocab_size = model.config.get_text_config().vocab_size
+    return HubJudge(name, model.to(device).eval(), read_tokenizer(folder, vocab_size), read_config(folder))

@@ -1,0 +1,1 @@
+"""limpet inside other libraries."""

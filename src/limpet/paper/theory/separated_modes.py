@@ -1,0 +1,183 @@
+"""Appendix B.2: when noise is low, the true word of a separated codebook is the unique nearest one, and the argmax
+of every token's posterior spells it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from limpet.diffusion import process
+from limpet.experiments.contents import Panel
+from limpet.models.exact import codebook
+from limpet.paper.theory.problems import RANDOM, probs_at, random_distributions, random_words, sequences
+from limpet.paper.theory.sides import Sides, line, worst
+
+DECODE = 50  # random codebooks that are decoded in every state
+DECODED = f"{DECODE} random codebooks, K=3, V=3, L=5, noise 0.3"
+
+# Everywhere below, words are (B, K, L) and the true word is the first.
+
+
+def distances(words: Tensor, states: Tensor) -> Tensor:
+    """(B, K, L) words, (S, L) states -> (B, S, K): Hamming distances."""
+    return (states[:, None] != words[:, None]).sum(-1).double()
+
+
+def _likelihood(apart: Tensor, length: int, vocab_size: int, noise: float) -> Tensor:
+    """The probability of a noisy state that is so far from the word it came from."""
+    same, other = torch.tensor([1 - noise + noise / vocab_size, noise / vocab_size], dtype=torch.float64).unbind()
+    return same.pow(length - apart) * other.pow(apart)
+
+
+def separation(words: Tensor) -> Tensor:
+    """(B,): the smallest distance between two words of each codebook."""
+    apart = (words[:, :, None] != words[:, None]).sum(-1)
+    own = torch.eye(words.shape[1], dtype=torch.bool)
+    return apart.masked_fill(own, words.shape[-1] + 1).flatten(1).amin(-1).double()
+
+
+def mismatch(noise: float | Tensor, vocab_size: int) -> Tensor:
+    """r: the probability that a noisy token differs from its clean one."""
+    return torch.as_tensor(noise, dtype=torch.float64) * (vocab_size - 1) / vocab_size
+
+
+def not_nearest(words: Tensor, vocab_size: int, noise: float) -> Tensor:
+    """(B,): the probability that the true word is not the unique nearest one, by enumeration of the noisy states."""
+    apart = distances(words, sequences(vocab_size, words.shape[-1]))
+    chance = _likelihood(apart[..., 0], words.shape[-1], vocab_size, noise)
+    missed = (apart[..., 1:] <= apart[..., :1]).any(-1)
+    return (chance * missed).sum(-1)
+
+
+def not_nearest_of_two(distance: int, vocab_size: int, noise: float) -> float:
+    """The same for two words, in closed form: among the positions where they differ, as many noisy tokens agree with
+    the other word as with the true one. Each agrees with the true word, the other, or neither: a trinomial sum."""
+    true, other = 1 - noise + noise / vocab_size, noise / vocab_size
+    neither = max(0.0, 1 - true - other)
+    return math.fsum(
+        math.comb(distance, wrong) * math.comb(distance - wrong, right)
+        * other**wrong * true**right * neither ** (distance - wrong - right)
+        for wrong in range(distance + 1)
+        for right in range(min(wrong, distance - wrong) + 1)
+    )  # fmt: skip
+
+
+def tail(length: int, rate: Tensor, least: Tensor) -> Tensor:
+    """(B,): P(Binomial(L, rate) >= least)."""
+    hits = torch.arange(length + 1)
+    ways = torch.tensor([math.comb(length, int(k)) for k in hits], dtype=torch.float64)
+    terms = ways * rate[..., None] ** hits * (1 - rate[..., None]) ** (length - hits)
+    return (terms * (hits >= least[..., None])).sum(-1)
+
+
+def log_chernoff(length: int, rate: Tensor, share: Tensor) -> Tensor:
+    """-L d_bin(share || rate): the log of the bound, a claim only where rate < share."""
+    xlogy = torch.xlogy
+    relative = xlogy(share, share) - xlogy(share, rate) + xlogy(1 - share, (1 - share) / (1 - rate))
+    return -length * relative
+
+
+def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, everywhere: bool = False) -> list[Sides]:
+    """Enumeration <= binomial tail <= Chernoff, where r < separation / 2L; in logs, so that small figures count.
+
+    `everywhere` also asks it where the bound claims nothing."""
+    length, apart = words.shape[-1], separation(words)
+    rate, share = mismatch(noise, vocab_size), apart / (2 * length)
+    claimed = (rate < share) | torch.tensor(everywhere)
+    if not claimed.any():
+        return []
+    words, apart, share = words[claimed], apart[claimed], share[claimed]
+    exact = not_nearest(words, vocab_size, noise)
+    binomial = tail(length, rate.expand(len(words)), apart / 2)
+    bound = log_chernoff(length, rate, share)
+    return [
+        worst("ln P(not nearest) <= ln binomial tail", name, exact.log(), "<=", binomial.log()),
+        worst("ln binomial tail <= Chernoff exponent", name, binomial.log(), "<=", bound),
+    ]
+
+
+def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> list[Sides]:
+    """The Hamming-Bayes gap (eq. 18) of every sequence but the true word; positive, where that word has w > 1/2."""
+    apart = distances(words, sequences(vocab_size, words.shape[-1]))  # (B, S, K)
+    risk = (apart * weights[:, None]).sum(-1)
+    own = apart[..., 0] == 0
+    gap = risk - risk[own][:, None]
+    bound = (2 * weights[:, :1] - 1) * apart[..., 0]
+    return [
+        worst("(2w - 1) distance <= Hamming gap", name, bound[~own], "<=", gap[~own]),
+        worst("0 < Hamming gap", name, torch.zeros(()), "<", gap[~own]),
+    ]
+
+
+def check_decoding(name: str, words: Tensor, size: int, noise: float, weights: Tensor | None = None) -> list[Sides]:
+    """One codebook (K, L), in every noisy state: the most probable words are the nearest ones; a word nearer than half
+    the separation is the only one; and where one word has posterior above 1/2, the argmax of the denoiser's posterior
+    spells it at every position. Counts of exceptions."""
+    states, source = sequences(size, words.shape[-1]), codebook(words, size, weights)
+    apart = distances(words[None], states)[0]  # (S, K)
+    scores = source.weights * _likelihood(apart, words.shape[-1], size, noise)
+    posterior = scores / scores.sum(-1, keepdim=True)
+    likeliest = posterior >= posterior.amax(-1, keepdim=True) * (1 - 1e-12)
+    nearest = apart == apart.amin(-1, keepdim=True)
+    near = 2 * apart < separation(words[None])  # (S, K)
+    alone = likeliest & (likeliest.sum(-1, keepdim=True) == 1)
+    spelled = process.posterior(probs_at(source, states, 1 - noise), states, 1 - noise).argmax(-1)
+    sure = posterior.amax(-1) > 0.5
+    wrong = spelled[sure] != words[posterior.argmax(-1)[sure]]
+    return [
+        Sides("states where the likeliest is not the nearest", name, float((likeliest != nearest).sum()), "=", 0.0),
+        Sides(
+            "states within half the separation of a word not decoded to it",
+            name,
+            float((near & ~alone).sum()),
+            "=",
+            0.0,
+        ),
+        Sides("tokens where argmax does not spell the mode", name, float(wrong.sum()), "=", 0.0),
+    ]
+
+
+def opposites(length: int) -> Tensor:
+    """(1, 2, L): a codebook of 0 ... 0 and 1 ... 1."""
+    return torch.tensor([0, 1])[None, :, None].expand(1, 2, length)
+
+
+def sides() -> list[Sides]:
+    found = []
+    random = random_words(RANDOM, 3, 5, 3, seed=10)
+    name = f"{RANDOM:,} random codebooks, K=3, V=3, L=5"
+    for noise in (0.0, 0.02, 0.05):
+        found += check_nearest(f"{name}, noise {noise}", random, 3, noise)
+    for size, length, noise in ((2, 9, 0.3), (4, 5, 0.5)):
+        exact, closed = float(not_nearest(opposites(length), size, noise)), not_nearest_of_two(length, size, noise)
+        where = f"two words, V={size}, L={length}, noise {noise}"
+        found.append(Sides("P(not nearest): enumeration = trinomial sum", where, exact, "=", closed))
+    found += check_nearest("two opposite words, V=2, L=9, noise 0.3", opposites(9), 2, 0.3)
+    for noise in (0.1, 0.3):
+        exact, where = math.log(not_nearest_of_two(96, 64, noise)), f"two words, V=64, L=128, noise {noise}"
+        bound = float(log_chernoff(128, mismatch(noise, 64), torch.tensor(96 / 256, dtype=torch.float64)))
+        found.append(Sides("ln P(not nearest) <= Chernoff exponent", where, exact, "<=", bound))
+    for modes in (3, 2):
+        weights = random_distributions(RANDOM, modes, seed=11) / 2
+        weights[:, 0] += 0.5  # the true word has more than half
+        found += check_gap(f"{RANDOM:,} random codebooks, K={modes}, V=3, L=5", random[:, :modes], weights, 3)
+    several = [check_decoding(DECODED, words, 3, 0.3) for words in random[:DECODE]]
+    # Counts of exceptions: of all codebooks together.
+    return found + [rows[0]._replace(left=sum(row.left for row in rows)) for rows in zip(*several, strict=True)]
+
+
+def panels() -> Iterator[Panel]:
+    for vocab_size, length, apart in ((2, 9, 9), (64, 128, 96)):
+        noises = torch.linspace(0.005, 1, 100, dtype=torch.float64)
+        rate, share = mismatch(noises, vocab_size), torch.tensor(apart / (2 * length), dtype=torch.float64)
+        claimed = rate < share
+        lines = [
+            line("exact", noises, [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]),
+            line("binomial tail", noises, tail(length, rate, torch.full_like(rate, apart / 2)), "--"),
+            line("Chernoff bound", noises[claimed], log_chernoff(length, rate, share).exp()[claimed], ":"),
+        ]
+        title, axes = f"two words, V={vocab_size}, L={length}, {apart} apart", {"yscale": "log", "ylim": (1e-12, 2)}
+        yield Panel(title, "noise", "P(true word is not the unique nearest)", lines, axes=axes)

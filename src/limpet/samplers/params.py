@@ -1,0 +1,111 @@
+"""Parameters: the fields of a sampler, with their words, what each takes, and how a value is read and checked."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from limpet.errors import LimpetError, unknown
+from limpet.registry import said
+
+MOST = 2**31  # a whole number must fit a tensor, unless its range says more
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def param(
+    default: Any, words: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
+    since: str = "start", counts: str = "path",
+) -> Any:  # fmt: skip
+    """A field of a sampler: its default, what it means, its range, from which call on it can make a difference
+    ("start", "warmup" or "final step": see `Sampler.shared`), and what a whole number counts: positions and calls of a
+    "path", tokens of the "vocabulary", or "other" things (see `Sampler.fitted`)."""
+    about = {"words": words, "low": low, "high": high, "above": above, "since": since, "counts": counts}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Param:
+    """One field, as command line, playground and description of the API show it."""
+
+    name: str
+    kind: type  # int, float, str or bool
+    choices: tuple[str, ...]  # of a text; () for any
+    optional: bool  # whether it takes None
+    default: Any
+    words: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    since: str = "start"
+    counts: str = "path"
+
+    @property
+    def takes(self) -> str:
+        """What it takes, in words."""
+        what = "one of " + ", ".join(self.choices) if self.choices else KINDS[self.kind]
+        edges = (("above", self.above), ("from", self.low), ("to", self.high))
+        given = [f"{word} {edge:g}" for word, edge in edges if edge is not None]
+        return " ".join([*(["None or"] if self.optional else []), what, *given])
+
+    def accepts(self, value: object) -> bool:
+        if value is None:
+            return self.optional
+        if self.choices:
+            return value in self.choices
+        if self.kind in (str, bool):
+            return isinstance(value, self.kind)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isinstance(value, (int, self.kind)):
+            return False
+        if isinstance(value, int) and abs(value) >= max(MOST, self.high or 0):
+            return False
+        high, low = math.inf if self.high is None else self.high, -math.inf if self.low is None else self.low
+        return low <= value <= high and (self.above is None or value > self.above)  # nan is in no range
+
+    def read(self, text: str) -> Any:
+        """A value written as text: what a command line has."""
+        plain = text.strip()
+        if self.optional and plain.lower() == "none":
+            return None
+        try:
+            if self.kind is bool:
+                return {"true": True, "false": False}[plain.lower()]
+            return self.kind(plain)
+        except (ValueError, KeyError):
+            return plain  # the sampler says what is wrong with it
+
+
+@cache
+def params(sampler: type) -> Mapping[str, Param]:
+    """The parameters of a sampler's class, by name, in the order of its fields."""
+    return types.MappingProxyType({one.name: one for one in _params(sampler)})
+
+
+def _params(sampler: type) -> Iterator[Param]:
+    try:
+        hints = get_type_hints(sampler)
+    except Exception as error:  # a type is written as any expression
+        raise LimpetError(f"the types of {sampler.__name__}'s fields cannot be read ({said(error)})") from error
+    for one in fields(sampler):
+        hint = hints[one.name]
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        own = [part for part in parts if part is not type(None)]
+        choices = get_args(own[0]) if get_origin(own[0]) is Literal else ()
+        kind = str if choices else own[0]
+        if len(own) != 1 or kind not in KINDS:
+            raise LimpetError(
+                f"{sampler.__name__} has a field {one.name} of type {hint}; a parameter is an int, float, str, bool or "
+                "Literal of texts, or one of these or None"
+            )
+        default = None if one.default is MISSING else one.default
+        yield Param(one.name, kind, choices, len(own) < len(parts), default, **one.metadata)
+
+
+def known(sampler: type, names: Mapping[str, Any], of: str) -> None:
+    """Raise for a name that is no parameter, with the one that was meant."""
+    for name in names:
+        if name not in params(sampler):
+            raise unknown(f"{of} has no parameter", name, params(sampler))

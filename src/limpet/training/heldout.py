@@ -1,0 +1,74 @@
+"""Held-out likelihood: a Duo model's bound and a judge's NLL on packed rows, per token and in bits per byte of text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from limpet.diffusion.process import LOG_LINEAR
+from limpet.evaluation.judges import causal
+from limpet.models import duo
+from limpet.training import objectives
+from limpet.training.data import Stream
+
+Network = duo.Network | causal.Network
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Nats per predicted token, its standard error over draws of times and noise (0 where nothing is drawn)."""
+
+    nats: float
+    error: float
+    bits_per_byte: float
+    rows: int
+    draws: int
+
+
+def log_probs(network: nn.Module, z: Tensor, signal: Tensor) -> Tensor:
+    """What a Duo network says of noisy tokens at a signal (B,), in float32."""
+    logits: Tensor = network(z, -signal.log().float())
+    return logits.float().log_softmax(-1)
+
+
+def shown(network: Network, rows: Tensor, noise: torch.Generator | None = None) -> tuple[Tensor, ...]:
+    """What a network is shown of clean rows: the rows themselves, and of a Duo network their state at one stratified
+    time a row, with its signal (B,) float64."""
+    if isinstance(network, causal.Network):
+        return (rows,)
+    signal = LOG_LINEAR.signal(objectives.stratified_times(len(rows), noise, rows.device))
+    return rows, objectives.add_noise(rows, signal, network.shape.vocab_size, noise), signal
+
+
+def token_nats(network: Network, rows: Tensor, *noisy: Tensor) -> Tensor:
+    """Of what it is shown, a Duo network's bound on each token, or a judge's NLL of each but the first, which every row
+    shares."""
+    if isinstance(network, causal.Network):
+        return objectives.causal_nll(network(rows), rows)
+    z, signal = noisy
+    return objectives.duo_nll(log_probs(network, z, signal), z, rows, signal)
+
+
+@torch.no_grad()
+def held_out(network: Network, stream: Stream, rows: int | None = None, draws: int = 1, batch: int = 256) -> HeldOut:
+    """The mean over rows spread evenly over a split (all of them, unless told how many).
+
+    A row's text is what stands between its end tokens."""
+    length, device = network.shape.length, stream.ids.device
+    total = stream.count(length)
+    count = total if rows is None else min(rows, total)
+    which = (torch.arange(count, device=device) * total) // count
+    means = []
+    for draw in range(draws):
+        noise = torch.Generator(device).manual_seed(draw)
+        batches = (stream.rows(part, length) for part in torch.split(which, batch))
+        nats = torch.cat([token_nats(network, *shown(network, some, noise)).double() for some in batches])
+        means.append(float(nats.sum(-1).mean()))
+    mean, tokens = float(np.mean(means)), nats.shape[1]
+    error = float(np.std(means, ddof=1) / math.sqrt(draws)) if draws > 1 else 0.0
+    bytes_per_row = stream.bytes * (length - 2) / len(stream.ids)
+    return HeldOut(mean / tokens, error / tokens, mean / math.log(2) / bytes_per_row, count, draws)

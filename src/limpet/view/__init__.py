@@ -1,6 +1,0 @@
-"""See it happen: a sample's path as a trajectory, shown in the terminal, on a page, and in the playground."""
-
-from limpet.view.page import inline
-from limpet.view.trajectory import Frame, Header, Trajectory, follow, record
-
-__all__ = ["Frame", "Header", "Trajectory", "follow", "inline", "record"]

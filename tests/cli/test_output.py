@@ -1,0 +1,150 @@
+"""What is written: through whatever is no file, in place of nothing but a file, and a full disk in one sentence."""
+
+import io
+import os
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+import torch
+from safetensors.torch import load
+
+import limpet
+from limpet.errors import LimpetError
+from limpet.files import whole, write_whole
+from limpet.models.tensor_files import write_tensors
+from limpet.recording.trajectory import Trajectory
+
+FEW = ["sample", "--model", "exact:words", "--nfe", "2", "--n", "1"]
+
+
+def run(*arguments, **how):
+    command = [sys.executable, "-m", "limpet.cli.main", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
+
+
+def sentence(said):
+    """The one that a command printed."""
+    (line,) = [line for line in said.splitlines() if line.startswith("limpet:")]
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    return line
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A device on which nothing fits, of the test's own."""
+    path = tmp_path / "full"
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        path.write_bytes(b"")
+    except OSError:
+        pytest.skip("no device can be made here")
+    return path
+
+
+def test_a_device_stays_one(full):
+    """safetensors would have put a file in its place."""
+    for write in (
+        lambda: write_whole(full, b"x" * 9999),
+        lambda: write_tensors(full, {"a": torch.zeros(3)}),
+        lambda: limpet.recording.trajectory.record(limpet.load("exact:chain"), limpet.Native(nfe=2)).save(full),
+    ):
+        with pytest.raises(LimpetError, match="written"):
+            write()
+        assert stat.S_ISCHR(full.stat().st_mode)
+    assert not [path for path in full.parent.iterdir() if path != full]
+
+
+def test_a_pipe_is_written_through(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = []
+    for write, check in (
+        (lambda: write_whole(pipe, "text"), lambda data: data == b"text"),
+        (lambda: write_tensors(pipe, {"a": torch.ones(3)}), lambda data: load(data)["a"].tolist() == [1, 1, 1]),
+    ):
+        reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+        reader.start()
+        write()
+        reader.join()
+        assert check(got.pop())
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_stays_one_and_a_folder_is_a_sentence(tmp_path):
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "new"
+    with pytest.raises(LimpetError, match="cannot be written"):
+        write_whole(tmp_path, "x")
+
+
+def test_what_failed_leaves_the_old_file(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with suppress(OSError), whole(tmp_path / "a") as partial:
+        partial.write_text("half")
+        raise OSError("stop")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+@pytest.mark.parametrize("arguments", [FEW, [*FEW, "--json"], ["info", "exact:words", "--json"], ["samplers"]], ids=str)
+def test_standard_output_that_is_full_is_one_sentence(full, arguments):
+    with full.open("w") as out:
+        done = run(*arguments, stdout=out)
+    assert done.returncode == 2
+    assert "No space left" in sentence(done.stderr)
+
+
+def test_samples_outlive_the_disk(full):
+    """They are printed where they cannot be written."""
+    done = run(*FEW, "--out", full, stdout=subprocess.PIPE)
+    assert done.returncode == 2
+    assert "cannot be written" in sentence(done.stderr)
+    assert done.stdout.startswith('{"text": ')
+
+
+LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+from limpet.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*FEW, "--out", "x.jsonl"], [*FEW, "--record", "x.limpet"], ["theory", "separated-modes", "--figures", "x"],
+        ["study", "run", "study.toml", "--store", "store"],
+    ],
+    ids=lambda arguments: arguments[0] + arguments[-2],
+)  # fmt: skip
+def test_a_disk_that_takes_no_more_is_one_sentence_in_every_command(tmp_path, arguments):
+    lines = [
+        'title = "Small"',
+        'model = "exact:words"',
+        "shards = [1, 2]",
+        "samples = 2",
+        "[arms]",
+        'a = "native nfe=2"',
+    ]
+    (tmp_path / "study.toml").write_text("\n".join(lines))
+    command = [sys.executable, "-c", LIMITED, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "written" in sentence(done.stderr)
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".partial")]
+
+
+def test_a_trajectory_through_memory_is_the_file(tmp_path):
+    path = limpet.recording.trajectory.record(limpet.load("exact:chain"), limpet.Native(nfe=2))
+    path.save(tmp_path / "x.limpet")
+    assert Trajectory.load(tmp_path / "x.limpet").to_bytes() == io.BytesIO(path.to_bytes()).getvalue()

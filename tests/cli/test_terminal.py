@@ -1,0 +1,268 @@
+"""The command line as people meet it: in a terminal of eighty columns, and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import limpet
+from examples import helped, written
+from limpet import cli
+from limpet.cli import main
+from limpet.models.duo import Duo, Network, Shape
+
+COLUMNS, LINES = 80, 24
+SMALL = ["--model", "exact:words", "--nfe", "3", "--n", "2"]
+
+
+def in_terminal(*arguments: str, cwd=None, columns: int = COLUMNS) -> str:
+    """What a command shows in a terminal of so many columns, without the codes that colour and move."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+    size = {"COLUMNS": str(columns), "LINES": str(LINES)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "limpet.cli.main", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd,
+        env={**os.environ, "TERM": "xterm", **size},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            if not (part := os.read(ours, 65536)):
+                break
+        except OSError:  # the other end is closed
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait(60) == 0, shown.decode()
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+
+
+def fits(shown: str, columns: int = COLUMNS) -> None:
+    lines = [part for line in shown.split("\n") for part in line.split("\r")]
+    assert not [line for line in lines if len(line) > columns]
+
+
+def piped(*arguments: str, cwd=None) -> tuple[str, str]:
+    command = [sys.executable, "-m", "limpet.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+# Help
+
+
+def test_help_is_one_screen_and_names_every_command(capsys):
+    for asked in ([], ["--help"], ["-h"]):
+        assert main.main(asked) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("\n") <= LINES
+        fits(shown)
+        assert [line.split()[0] for line in shown.splitlines() if re.match(r"  [a-z]+  ?", line)][
+            : len(main.COMMANDS)
+        ] == [*main.COMMANDS]
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"limpet {limpet.__version__}\n"
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_examples_of_itself_that_fit(name, capsys, monkeypatch):
+    """Each is shown as it is written: what does not fit, a terminal would break in the middle of a word."""
+    assert any(line.startswith(f"limpet {name}") for line in helped(name))
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    with pytest.raises(SystemExit):
+        main.main([name, "--help"])
+    seen = capsys.readouterr().out
+    for example in written(name):
+        fits(example)
+        assert f"\n{example}\n" in seen
+
+
+def test_the_examples_of_help_are_the_same_in_a_terminal():
+    seen = in_terminal("sample", "--help")
+    assert any("\\\n" in example for example in written("sample"))
+    assert all(f"\n{example}\n" in seen for example in written("sample"))
+
+
+def test_what_is_no_command_is_told_with_the_one_that_was_meant(capsys):
+    assert main.main(["compair"]) == 2
+    assert capsys.readouterr().err == "limpet: there is no command 'compair'; did you mean compare?\n"
+
+
+MODELS = ("sample", "compare", "watch", "serve", "tune", "study", "audit", "check", "info", "bench")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_where_a_model_is_named_so_are_its_weights_revision_and_device(name, capsys):
+    with pytest.raises(SystemExit):
+        main.main([name, "--help"])
+    shown = capsys.readouterr().out
+    for option in ("--weights", "--revision", "--device", "--precision"):
+        assert option in shown, option
+
+
+def test_what_is_told_of_the_weights_reaches_the_loader(capsys):
+    assert main.main(["sample", "--revision", "main", *SMALL[2:], "--model", "mini"]) == 2
+    assert "revision 'main' is for names on the hub" in capsys.readouterr().err
+    for option in (["--revision", "main"], ["--weights", "raw"]):
+        assert main.main(["compare", *SMALL, *option]) == 2
+        assert f"it has no {option[0][2:]}, leave that out" in capsys.readouterr().err
+    assert main.main(["audit", "singleton", "--preset", "smoke", "--revision", "main", "--store", "none"]) == 2
+    assert "revision 'main' is for names on the hub" in capsys.readouterr().err
+
+
+# In eighty columns and in a pipe
+
+
+def test_a_comparison_fits_and_a_pipe_has_a_line_an_arm():
+    call = [
+        "compare",
+        *SMALL,
+        "--shards",
+        "1",
+        "2",
+        "--arm",
+        "native",
+        "--arm",
+        "crs budget=.25 spacing=8 final_step=keep",
+    ]
+    shown = in_terminal(*call)
+    fits(shown)
+    assert "± 0." in shown
+    out, err = piped(*call, "--texts", "0")
+    assert re.search(r"│ native +│ +3 │ \d\.\d{4} ± \d\.\d{4} │", out)
+    assert re.findall(r"^(.+): \d+\.\d s$", err, re.M) == ["native", "crs final_step=keep budget=0.25 spacing=8"]
+    for value in re.findall(r"\d\.\d{4}", out)[:2]:
+        assert value in shown  # the same numbers
+
+
+def test_a_prompt_is_compared_in_a_terminal():
+    shown = in_terminal("compare", *SMALL, "--shards", "1", "--arm", "crs", "--prompt", "sand ")
+    fits(shown)
+    assert "sand " in shown
+
+
+def test_scores_fit_with_their_conventions_as_footnotes(tmp_path, capsys):
+    files = [str(tmp_path / f"{seed}.jsonl") for seed in (1, 2)]
+    for seed, file in enumerate(files, 1):
+        assert main.main(["sample", *SMALL, "--seed", str(seed), "--out", file]) == 0
+    capsys.readouterr()
+    assert main.main(["score", files[0], "--judge", "exact:words", "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)["files"]
+    shown = in_terminal("score", *files, "--judge", "exact:words")
+    fits(shown)
+    notes = re.findall(r"^(\d) \w", shown, re.M)
+    assert notes == sorted(set(notes))
+    rows = re.findall(r"^ ([a-z0-9-]+) +(-?\d\S+) .*?(\d) *$", shown, re.M)
+    assert {note for _, _, note in rows} == set(notes)
+    assert [(name, mean) for name, mean, _ in rows[: len(document["rows"])]] == [
+        (row["metric"], f"{row['mean']:.4f}") for row in document["rows"]
+    ]
+    assert " ".join(document["rows"][0]["convention"].split()) in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [["doctor"], ["samplers", "crs"], ["study", "list"], ["theory", "separated-modes"],
+     ["audit", "risk", "--preset", "smoke", "--model", "exact:words"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_the_rest_fits(call, tmp_path):
+    fits(in_terminal(*call, cwd=tmp_path))
+
+
+def test_a_study_says_in_a_pipe_which_cell_it_is_at(tmp_path):
+    (tmp_path / "small.toml").write_text(
+        'title = "Small"\nmodel = "exact:words"\nshards = [1, 2]\nsamples = 2\n'
+        '[arms]\nnative = "native nfe=2"\nCRS = "crs nfe=2"\n'
+    )
+    _, err = piped("study", "run", "small.toml", cwd=tmp_path)
+    assert sorted(re.findall(r"^(\w+): \d of 4 units$", err, re.M)) == ["CRS", "native"]
+    assert err.count("\n") == 3
+
+
+# What is said
+
+
+def said(capsys, *call: str, code: int = 2) -> str:
+    assert main.main(list(call)) == code
+    return capsys.readouterr().err
+
+
+def test_doctor_knows_every_extra(capsys, monkeypatch):
+    from limpet.cli import doctor
+
+    assert main.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"judges", "figures", "lab", "ray", "serve"} <= set(found["extras"])
+    assert "transformers" in found["extras"]["judges"]
+    assert {"torch", "numpy", "tyro", "rich"} <= set(found["versions"])
+    monkeypatch.setattr(doctor, "version", lambda package: None if package == "matplotlib" else "1")
+    assert main.main(["doctor"]) == 0
+    assert "[figures]        lacks matplotlib: pip install 'limpet[figures]'" in capsys.readouterr().out
+
+
+def test_an_unknown_device_is_one_sentence_everywhere(capsys):
+    for model in ("exact:words", "mini"):
+        words = said(capsys, "sample", "--model", model, "--device", "abacus")
+        assert words.startswith("limpet: device 'abacus' cannot be used here")
+        assert words.count("\n") == 1
+
+
+def test_two_equal_shards_are_one_sentence(capsys):
+    words = said(capsys, "compare", *SMALL, "--shards", "3", "3")
+    assert words == "limpet: shards are 3, 3; each seed counts once: give different ones\n"
+
+
+def test_a_length_beyond_the_models_is_remarked(capsys, tiny):
+    words = said(capsys, "sample", "--model", tiny, "--length", "12", "--n", "1", "--nfe", "2", "--json", code=0)
+    assert f"limpet: length is 12, and {tiny} is made for 8: of what lies beyond, it learnt nothing\n" in words
+
+
+def test_an_unfamiliar_key_of_a_config_is_remarked(capsys, tiny):
+    path = Path(tiny, "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 5, "torch_dtype": "float32"}))
+    words = said(capsys, "info", tiny, code=0)
+    assert words.count("\n") == 1
+    assert f"limpet: {path} has rope_theta, of which a Duo model here knows nothing" in words
+
+
+@pytest.fixture
+def tiny(tmp_path) -> str:
+    """A folder with a network of eight positions."""
+    network = Network(Shape(vocab_size=11, length=8, width=16, blocks=1, heads=2, cond=8, hidden=32))
+    Duo(network, name="tiny").save(tmp_path / "tiny")
+    return str(tmp_path / "tiny")
+
+
+def test_a_prefix_against_fixed_is_one_sentence():
+    model = limpet.load("exact:words")
+    with pytest.raises(limpet.LimpetError, match="prefix and fixed give position 1 different tokens"):
+        limpet.sample(model, limpet.Native(nfe=2), n=1, prefix=[3, 4], fixed={1: 5, 7: 1})
+    made = limpet.sample(model, limpet.Native(nfe=2), n=1, prefix=[3, 4], fixed={1: 4, 7: 1})
+    assert made.tokens[0, [0, 1, 7]].tolist() == [3, 4, 1]
+
+
+def test_a_command_and_python_draw_the_same_and_say_in_what(capsys):
+    """mini, whose rounding would show in another precision."""
+    assert cli.HERE.precision == cli.HERE.resolved == "float32"
+    assert (
+        main.main(["sample", "--model", "mini", "--n", "2", "--nfe", "4", "--seed", "7", "--length", "24", "--json"])
+        == 0
+    )
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    made = limpet.sample(limpet.load("mini"), limpet.CRS(nfe=4), n=2, seed=7, length=24)
+    assert [row["text"] for row in rows] == made.texts
+    assert {row["precision"] for row in rows} == {"float32"}

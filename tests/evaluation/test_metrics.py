@@ -1,0 +1,256 @@
+"""Metrics against literal transcriptions of their formulas, and Self-BLEU against NLTK."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nltk.translate.bleu_score import Fraction, SmoothingFunction, sentence_bleu
+
+from limpet.errors import LimpetError
+from limpet.evaluation import metrics
+from limpet.evaluation.metrics.mauve import _k_means, _reduce
+from limpet.evaluation.metrics.ngrams import ngrams, pack
+
+SETS = st.lists(st.lists(st.integers(0, 5), max_size=14), min_size=1, max_size=8)
+
+
+def grams(sequence, n):
+    return [tuple(sequence[i : i + n]) for i in range(len(sequence) - n + 1)]
+
+
+def real_texts(width=120):
+    """The licence as sequences of word numbers: real text, with its repetitions."""
+    words = (Path(__file__).parents[2] / "LICENSE").read_text().split()
+    number = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    ids = [number[word] for word in words]
+    return [ids[i : i + width] for i in range(0, len(ids), width)]
+
+
+@given(SETS, st.integers(1, 5))
+def test_codes_are_equal_exactly_where_ngrams_are(sequences, n):
+    *_, (code, sequence) = ngrams(pack(sequences), n)
+    literal = [(s, gram) for s, ids in enumerate(sequences) for gram in grams(ids, n)]
+    assert sequence.tolist() == [s for s, _ in literal]
+    pairs = set(zip(code.tolist(), (gram for _, gram in literal), strict=True))
+    assert len(pairs) == len({c for c, _ in pairs}) == len({gram for _, gram in pairs})
+
+
+@given(SETS)
+def test_entropy_is_its_formula(sequences):
+    for got, ids in zip(metrics.entropy(sequences), sequences, strict=True):
+        if not ids:
+            assert math.isnan(got)
+        else:
+            probs = [count / len(ids) for count in Counter(ids).values()]
+            assert got == pytest.approx(-sum(p * math.log(p) for p in probs), abs=1e-12)
+
+
+@given(SETS, st.integers(1, 5))
+def test_rep_and_dist_are_their_formulas(sequences, n):
+    for got, ids in zip(metrics.rep(sequences, n), sequences, strict=True):
+        all_grams = grams(ids, n)
+        if all_grams:
+            assert got == pytest.approx(1 - len(set(all_grams)) / len(all_grams), abs=1e-12)
+        else:
+            assert math.isnan(got)
+    total = sum(len(grams(ids, n)) for ids in sequences)
+    union = set().union(*(grams(ids, n) for ids in sequences))
+    got = metrics.dist(sequences, n)
+    assert math.isnan(got) if not total else got == pytest.approx(len(union) / total, abs=1e-12)
+
+
+@given(SETS)
+def test_lengths(sequences):
+    assert metrics.length(sequences).tolist() == [len(ids) for ids in sequences]
+
+
+def add_one_all(p_n, **_):
+    return [Fraction(p.numerator + 1, p.denominator + 1, _normalize=False) for p in p_n]
+
+
+NLTK = {
+    "add-one": SmoothingFunction().method2,
+    "add-one-all": add_one_all,
+    "method-1": SmoothingFunction(epsilon=0.1).method1,
+}
+
+
+def nltk_self_bleu(sequences, smoothing, groups=None):
+    groups = groups or [0] * len(sequences)
+    scores = []
+    for i, (hypothesis, group) in enumerate(zip(sequences, groups, strict=True)):
+        references = [r for j, (r, g) in enumerate(zip(sequences, groups, strict=True)) if j != i and g == group]
+        score = sentence_bleu(references, hypothesis, smoothing_function=NLTK[smoothing]) if references else math.nan
+        scores.append(float(score))
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("smoothing", NLTK)
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_self_bleu_agrees_with_nltk_on_random_texts(smoothing, data):
+    sequences = data.draw(SETS)
+    groups = data.draw(st.none() | st.lists(st.integers(0, 2), min_size=len(sequences), max_size=len(sequences)))
+    expected = nltk_self_bleu(sequences, smoothing, groups)
+    np.testing.assert_allclose(metrics.self_bleu(sequences, smoothing, groups), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", NLTK)
+def test_self_bleu_agrees_with_nltk_on_real_texts(smoothing):
+    texts = real_texts()
+    expected = nltk_self_bleu(texts, smoothing)
+    assert 0.05 < expected.mean() < 0.9
+    np.testing.assert_allclose(metrics.self_bleu(texts, smoothing), expected, rtol=0, atol=1e-12)
+
+
+def zipf(shape, size=5000, seed=0):
+    probs = 1 / np.arange(1, size + 1)
+    return np.random.default_rng(seed).choice(size, size=shape, p=probs / probs.sum())
+
+
+def test_self_bleu_is_fifty_times_as_fast_as_nltk():
+    tokens = zipf((40, 256))
+    ours = []
+    for _ in range(5):  # the best of five: a busy machine only ever adds time
+        start = time.perf_counter()
+        scores = metrics.self_bleu(tokens)
+        ours.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    expected = nltk_self_bleu(tokens.tolist(), "add-one")
+    theirs = time.perf_counter() - start
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-12)
+    assert theirs / min(ours) > 50
+
+
+def test_a_whole_cell_takes_less_than_five_seconds_of_one_core():
+    tokens = zipf((256, 1024), 50000)
+    start = time.process_time()
+    scores = metrics.self_bleu(tokens)
+    assert time.process_time() - start < 5
+    assert scores.shape == (256,)
+
+
+@given(SETS, st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_order_and_company_change_nothing(sequences, random):
+    order = list(range(len(sequences)))
+    random.shuffle(order)
+    shuffled = [sequences[i] for i in order]
+    for function in (metrics.entropy, metrics.rep, metrics.self_bleu):
+        np.testing.assert_allclose(function(shuffled), function(sequences)[order], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(metrics.dist(shuffled, 2), metrics.dist(sequences, 2), rtol=0, atol=1e-12)
+    for function in (metrics.entropy, metrics.rep):
+        alone = np.concatenate([function([ids]) for ids in sequences])
+        np.testing.assert_allclose(alone, function(sequences), rtol=0, atol=1e-12)
+
+
+def test_arrays_lists_and_tensors_say_the_same():
+    tokens = zipf((6, 40), 30)
+    forms = [tokens, tokens.tolist(), torch.from_numpy(tokens), list(torch.from_numpy(tokens)), tokens.astype(np.int32)]
+    for metric in metrics.METRICS:
+        values = [metric.function(form) for form in forms]
+        assert all(np.array_equal(values[0], value) for value in values[1:]), metric.name
+        assert np.shape(values[0]) == (() if metric.over == "set" else (6,))
+        assert metric.convention
+
+
+def test_edges_are_defined():
+    assert metrics.entropy([]).shape == metrics.self_bleu([]).shape == (0,)
+    assert math.isnan(metrics.dist([], 4))
+    assert metrics.entropy([[7]]).tolist() == [0.0]
+    assert math.isnan(metrics.rep([[7]])[0])
+    assert math.isnan(metrics.self_bleu([[1, 2, 3, 4]])[0])  # nothing to compare with
+    assert metrics.self_bleu([[1, 2], [3, 4]]).tolist() == [0.0, 0.0]
+    assert metrics.self_bleu([[], [3, 4]]).tolist() == [0.0, 0.0]
+    assert metrics.entropy([[2**62, 5, 2**62]])[0] == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: metrics.entropy([0.5, 1.0]), "integers"),
+        (lambda: metrics.entropy([1, 2, 3]), "wrap a single one"),
+        (lambda: metrics.rep([[1, 2]], 0), "at least 1"),
+        (lambda: metrics.self_bleu([[1], [2]], "method-9"), "none of add-one, add-one-all, method-1"),
+        (lambda: metrics.self_bleu([[1], [2]], groups=[0]), "1 groups for 2 sequences"),
+        (lambda: metrics.mauve(np.zeros((3, 2)), np.zeros((3, 4))), "(3, 2) and (3, 4)"),
+        (lambda: metrics.mauve(np.zeros((3, 2)), np.zeros((3, 2)), buckets=7), "6 texts into 7 buckets"),
+    ],
+)
+def test_errors_are_sentences(call, words):
+    with pytest.raises(LimpetError) as raised:
+        call()
+    assert words in str(raised.value)
+
+
+# MAUVE
+
+
+def literal_frontier(p, q, scale=5.0, nodes=25):
+    points = [(1.0, 0.0)]
+    for w in np.linspace(1e-6, 1 - 1e-6, nodes):
+        r = [w * a + (1 - w) * b for a, b in zip(p, q, strict=True)]
+        to_q = sum(b * math.log(b / m) for b, m in zip(q, r, strict=True) if b > 0)
+        to_p = sum(a * math.log(a / m) for a, m in zip(p, r, strict=True) if a > 0)
+        points.append((math.exp(-scale * to_q), math.exp(-scale * to_p)))
+    points.append((0.0, 1.0))
+    return sum((a[0] - b[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_frontier_area_is_its_definition(counts):
+    p, q = (np.array([pair[side] + (i == side) for i, pair in enumerate([(0, 0), (0, 0), *counts])]) for side in (0, 1))
+    p, q = p / p.sum(), q / q.sum()
+    assert metrics.frontier_area(p, q) == pytest.approx(literal_frontier(p, q), abs=1e-12)
+    assert metrics.frontier_area(p, q) == pytest.approx(metrics.frontier_area(q, p), abs=1e-9)
+    assert -1e-12 <= metrics.frontier_area(p, q) <= 1 + 1e-12
+
+
+def test_frontier_area_has_its_known_ends():
+    probs = np.array([0.2, 0.3, 0.5])
+    assert metrics.frontier_area(probs, probs) == pytest.approx(1, abs=1e-12)
+    # Disjoint distributions: x = (1 - w)^5, y = w^5, and the area is 5 B(6, 5).
+    beta = math.gamma(6) * math.gamma(5) / math.gamma(11)
+    assert metrics.frontier_area([1, 0], [0, 1]) == pytest.approx(5 * beta, rel=0.03)  # 25 nodes
+
+
+def test_k_means_finds_clusters_that_are_there():
+    random = np.random.default_rng(0)
+    truth = np.repeat(np.arange(4), 25)
+    points = 10 * np.eye(4)[truth] + random.normal(size=(100, 4)) * 0.1
+    cluster, within = min((_k_means(points, 4, random, 100) for _ in range(5)), key=lambda result: result[1])
+    assert len(set(zip(cluster.tolist(), truth.tolist(), strict=True))) == 4
+    centres = np.stack([points[cluster == k].mean(0) for k in range(4)])
+    assert within == pytest.approx(((points - centres[cluster]) ** 2).sum(), rel=1e-6)
+
+
+def test_the_principal_axes_keep_what_they_say():
+    random = np.random.default_rng(1)
+    features = random.normal(size=(200, 6)) * np.array([5, 4, 1, 0.5, 0.1, 0.1])
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    total = ((unit - unit.mean(0)) ** 2).sum()
+    kept = _reduce(features)
+    assert kept.shape[1] < 6
+    assert 0.9 <= (kept**2).sum() / total <= 1 + 1e-12
+    assert (kept[:, :-1] ** 2).sum() / total < 0.9
+
+
+def test_mauve_tells_like_from_unlike_and_shows_its_seeds():
+    random = np.random.default_rng(2)
+    real, same, other = random.normal(size=(200, 8)), random.normal(size=(200, 8)), random.normal(size=(200, 8)) + 2
+    like, unlike = metrics.mauve(same, real), metrics.mauve(other, real)
+    assert like.shape == (5,)
+    assert len(set(like.tolist())) > 1
+    assert like.min() > 0.8
+    assert unlike.max() < 0.2
+    np.testing.assert_array_equal(like, metrics.mauve(same, real))
+    assert metrics.mauve(np.zeros((3, 2)), np.zeros((3, 2))).tolist() == pytest.approx([1.0] * 5)

@@ -1,0 +1,267 @@
+"""The store: what is read is what was written, whole, or it is said to be damaged."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import uuid
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab_cases import contents
+from limpet.errors import LimpetError
+from limpet.experiments.store import Damaged, Store, _place, _sealed, digest, key_of
+
+FACTS, OTHER_FACTS = {"seed": 1}, {"seed": 2}
+KEY, OTHER = key_of(FACTS), key_of(OTHER_FACTS)
+FOLDER = f"units/{KEY[:2]}/{KEY}"
+TENSORS = {"tokens": torch.arange(12, dtype=torch.int32).view(3, 4), "labels": torch.zeros(3, 4, dtype=torch.int32)}
+ROWS = {"facts": FACTS, "nfe": 8, "columns": {"nll:é": [1.5, None, 0.1]}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path)
+    made.write(KEY, TENSORS, ROWS)
+    return made
+
+
+def test_a_unit_is_read_as_written(store):
+    found = store.read(KEY)
+    assert torch.equal(found.tensors["tokens"], TENSORS["tokens"])
+    assert {name: found.rows[name] for name in ROWS} == ROWS
+    assert store.read(OTHER) is None
+    assert store.look(KEY)[0] is not None
+
+
+def test_equal_results_are_equal_bytes(store, tmp_path):
+    before = contents(tmp_path)
+    store.write(KEY, dict(reversed(TENSORS.items())), dict(reversed(ROWS.items())))
+    assert contents(tmp_path) == before
+    assert len(before) == 2
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_cut_or_flipped_bit_is_noticed(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("store")
+    store = Store(root)
+    store.write(KEY, TENSORS, ROWS)
+    path = data.draw(st.sampled_from(sorted((root / "units").rglob("*.*"))))
+    raw = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        raw = raw[:at]
+    else:
+        raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(raw)
+    with pytest.raises(Damaged):
+        store.read(KEY)
+    assert store.look(KEY)[0] is None
+
+
+def test_rows_of_another_unit_are_not_believed(store, tmp_path):
+    store.write(OTHER, TENSORS, ROWS | {"facts": OTHER_FACTS})
+    for name in ("rows.json", "tokens.safetensors"):
+        os.replace(tmp_path / f"units/{OTHER[:2]}/{OTHER}/{name}", tmp_path / FOLDER / name)
+    with pytest.raises(Damaged, match="seal"):
+        store.read(KEY)
+
+
+def test_a_unit_without_its_tokens_is_damaged_and_without_its_rows_is_none(store, tmp_path):
+    (tmp_path / f"{FOLDER}/tokens.safetensors").unlink()
+    with pytest.raises(Damaged, match="gone"):
+        store.read(KEY)
+    (tmp_path / f"{FOLDER}/rows.json").unlink()
+    assert store.read(KEY) is None
+
+
+def test_a_store_may_live_where_fsspec_reaches():
+    store = Store(f"memory://{uuid.uuid4().hex}")
+    store.write(KEY, TENSORS, ROWS)
+    store.write_plan("study", {"cells": [], "shards": []})
+    store.sweep()
+    store.log({"nothing": "kept"})
+    assert store.look(KEY)[0] is not None
+    assert store.read_plan("study") == {"cells": [], "shards": []}
+    with pytest.raises(LimpetError, match="holds no run of other: run the study first"):
+        store.read_plan("other")
+
+
+def test_what_dead_runners_left_is_swept_and_the_living_are_left_alone(store, tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    dead, alive, far = (
+        tmp_path / "partial" / f"{host}-{pid}-x" for host, pid in
+        ((_place(), child.pid), (_place(), os.getpid()), ("elsewhere", child.pid))
+    )  # fmt: skip
+    for path in (dead, alive, far):
+        path.write_text("half")
+    store.sweep()
+    assert not dead.exists()
+    assert alive.exists()
+    assert far.exists()
+
+
+FULL = """
+import resource, sys, torch
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from limpet.errors import LimpetError
+from limpet.lab.store import Store, key_of
+store, one, other = Store(sys.argv[1]), key_of(1), key_of(2)
+store.write(one, {"tokens": torch.zeros(10, dtype=torch.int32)}, {"facts": 1})
+try:
+    store.write(other, {"tokens": torch.zeros(10_000, dtype=torch.int32)}, {"facts": 2})
+except LimpetError as error:
+    print(error)
+print(store.look(one)[0] is not None, store.look(other)[0] is not None)
+"""
+
+
+def test_a_full_disk_loses_nothing_and_is_said(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    said, kept = done.stdout.splitlines()
+    assert "cannot be written" in said
+    assert "every finished unit is kept" in said
+    assert kept == "True False"
+    assert not list(tmp_path.glob("partial/*"))
+
+
+def test_a_store_that_cannot_be_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LimpetError, match="cannot be written"):
+        Store(tmp_path / "file").write_plan("study", {})
+    with pytest.raises(LimpetError, match="cannot be opened"):
+        Store("nowhere://bucket")
+
+
+def test_plans_are_plain_json(store, tmp_path):
+    store.write_plan("study", {"b": 1, "a": "é", "cells": [], "shards": []})
+    assert json.loads((tmp_path / "plans/study.json").read_text()) == {"a": "é", "b": 1, "cells": [], "shards": []}
+    (tmp_path / "plans/study.json").write_text("{")
+    with pytest.raises(LimpetError, match="holds no run of study: run the study first"):
+        store.read_plan("study")
+
+
+# Entries that nobody here wrote
+
+
+def forged(store, root, rows, tokens=b"x"):
+    """Rows with a true seal and digest, whatever they say."""
+    rows = {"key": KEY, "tokens": digest(tokens), "facts": FACTS, **rows}
+    (root / FOLDER / "rows.json").write_bytes(_sealed(rows))
+    (root / FOLDER / "tokens.safetensors").write_bytes(tokens)
+
+
+def header(shape):
+    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    return struct.pack("<Q", len(text)) + text + b"0000"
+
+
+DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+HOSTILE_ROWS = {
+    "nan": b'{"seal": "x", "a": NaN}',
+    "surrogates": b'{"seal": "x", "a": "\\ud800"}',
+    "deep": DEEP,
+    "a list": b'["seal"]',
+    "a text": b'"seal"',
+    "a long number": b'{"seal": 1, "a": ' + b"9" * 5000 + b"}",
+    "no text": b"\xff\xfe",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_ROWS)
+def test_rows_that_nobody_wrote_are_damaged_and_healed(store, tmp_path, kind):
+    (tmp_path / FOLDER / "rows.json").write_bytes(HOSTILE_ROWS[kind])
+    assert store.look(KEY)[0] is None
+    assert "rows.json" in store.look(KEY)[1]
+    store.write(KEY, TENSORS, ROWS)
+    assert store.look(KEY)[0] is not None
+
+
+def test_facts_are_held_against_the_key(store, tmp_path):
+    """A seal can be made by anyone; the facts of another unit under this key are not believed."""
+    forged(store, tmp_path, {"facts": OTHER_FACTS})
+    with pytest.raises(Damaged, match="other facts"):
+        store.read(KEY)
+    forged(store, tmp_path, {"facts": None})
+    with pytest.raises(Damaged, match="other facts"):
+        store.read(KEY)
+
+
+@pytest.mark.parametrize("tokens", [b"x", b"", header([1] * 100_000), struct.pack("<Q", 1 << 62), header([2])],
+                         ids=["text", "empty", "rank", "header", "offsets"])  # fmt: skip
+def test_tokens_that_are_none_are_damaged(store, tmp_path, tokens):
+    forged(store, tmp_path, {}, tokens)
+    with pytest.raises(Damaged, match="no tensors"):
+        store.read(KEY)
+
+
+def folder(path):
+    path.mkdir()
+    (path / "x").write_text("x")
+
+
+def link(path):
+    path.symlink_to(path)
+
+
+MAKE = {"folder": folder, "pipe": os.mkfifo, "link to itself": link}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("name", ["rows.json", "tokens.safetensors"])
+def test_what_is_no_file_is_damaged_and_moved_aside(store, tmp_path, kind, name):
+    (tmp_path / FOLDER / name).unlink()
+    MAKE[kind](tmp_path / FOLDER / name)
+    assert store.look(KEY)[0] is None
+    store.write(KEY, TENSORS, ROWS)
+    assert store.look(KEY)[0] is not None
+
+
+def test_a_file_in_a_folders_place_is_moved_aside(tmp_path):
+    (tmp_path / "units").write_text("mine")
+    store = Store(tmp_path)
+    assert store.look(KEY) == (None, "")
+    store.write(KEY, TENSORS, ROWS)
+    assert store.look(KEY)[0] is not None
+    assert [path.read_text() for path in (tmp_path / "strange").iterdir()] == ["mine"]
+
+
+PLANS = [
+    b"{", b"[]", b"{}", DEEP, b'{"cells": 3}', b'{"cells": [{"name": 3, "keys": []}], "shards": []}',
+    b'{"cells": [{"name": "a", "keys": ["../../x"]}], "shards": [1]}', b'{"cells": [], "shards": [], "a": NaN}',
+    b'{"cells": [], "shards": [], "a": "\\ud800"}',
+    b'{"cells": [{"name": "a", "keys": ["%b"]}], "shards": []}' % KEY.encode(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=range(len(PLANS)))
+def test_a_plan_that_is_none_is_no_run(store, tmp_path, plan):
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans/study.json").write_bytes(plan)
+    with pytest.raises(LimpetError, match="holds no run of study: run the study first"):
+        store.read_plan("study")
+
+
+def test_a_living_runner_of_another_namespace_is_not_swept(store, tmp_path, monkeypatch):
+    """The same host name and a process number that is nobody's here: a container's, which may be alive."""
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    (tmp_path / "partial").mkdir(exist_ok=True)
+    theirs = tmp_path / "partial" / f"{socket.gethostname()}-{'0' * 12}-{child.pid}-x"
+    plain = tmp_path / "partial" / f"{socket.gethostname()}-{child.pid}-x"
+    odd = [tmp_path / "partial" / name for name in ("x", f"{_place()}-{'9' * 30}-x", f"{_place()}-²-x")]
+    for path in (theirs, plain, *odd):
+        path.write_text("half")
+    store.sweep()
+    assert all(path.exists() for path in (theirs, plain, *odd))
+    os.utime(theirs, (0, 0))
+    store.sweep()
+    assert not theirs.exists()  # after a week it is nobody's
