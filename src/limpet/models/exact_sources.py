@@ -1,4 +1,4 @@
-"""The built-in exact sources: three small languages of letters whose true distribution is known."""
+"""The built-in exact sources: three small languages of letters and one of brackets, all with a known distribution."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from limpet.errors import LimpetError
+from limpet.models.brackets import BRACKETS, BalancedBrackets
 from limpet.models.exact import Markov, Mixture, Source, codebook
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -22,18 +23,20 @@ PHRASES = 32
 
 
 class Letters:
-    """One token a letter."""
+    """One token for each letter of an alphabet."""
 
-    digest = hashlib.sha256(ALPHABET.encode()).hexdigest()
+    def __init__(self, alphabet: str = ALPHABET, name: str = "the letters a to z and the space") -> None:
+        self.alphabet, self.name = alphabet, name
+        self.digest = hashlib.sha256(alphabet.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        strange = sorted({letter for letter in text if letter not in ALPHABET})
+        strange = sorted({letter for letter in text if letter not in self.alphabet})
         if strange:
-            raise LimpetError(f"this source knows the letters a to z and the space; it was given {''.join(strange)!r}")
-        return [ALPHABET.index(letter) for letter in text]
+            raise LimpetError(f"this source knows {self.name}; it was given {''.join(strange)!r}")
+        return [self.alphabet.index(letter) for letter in text]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(ALPHABET[i] for i in ids)
+        return "".join(self.alphabet[i] for i in ids)
 
 
 def _spelled(words: list[str]) -> Tensor:
@@ -64,7 +67,17 @@ def verses() -> Mixture:
     return codebook(spelled[order].flatten(1), len(ALPHABET), name="exact:verses")
 
 
-SOURCES: dict[str, Callable[[], Source]] = {"exact:words": words, "exact:chain": chain, "exact:verses": verses}
+def grammar() -> BalancedBrackets:
+    """A context-free language: all balanced strings of 64 brackets of three kinds, equally likely."""
+    return BalancedBrackets(64, name="exact:grammar")
+
+
+SOURCES: dict[str, Callable[[], Source]] = {
+    "exact:words": words,
+    "exact:chain": chain,
+    "exact:verses": verses,
+    "exact:grammar": grammar,
+}
 
 
 def source(name: str) -> Source:
@@ -72,5 +85,5 @@ def source(name: str) -> Source:
     if name not in SOURCES:
         raise LimpetError(f"there is no exact source {name!r}; there are {', '.join(SOURCES)}")
     made = SOURCES[name]()
-    made.tokenizer = Letters()
+    made.tokenizer = Letters(BRACKETS, f"the brackets {BRACKETS}") if name == "exact:grammar" else Letters()
     return made
