@@ -14,7 +14,7 @@ import literal
 from limpet import process
 from limpet.errors import LimpetError
 from limpet.models.exact import Markov, Mixture, Source, codebook
-from limpet.models.exact_sources import ALPHABET, SOURCES, WORDS, Letters, source
+from limpet.models.exact_sources import SOURCES, WORDS, Letters, source
 
 GENERATOR = torch.Generator().manual_seed(11)
 
@@ -208,7 +208,7 @@ def test_the_law_of_a_row_does_not_depend_on_its_batch(name: str) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_law_of_a_row_of_a_built_in_source_does_not_depend_on_its_batch(name: str) -> None:
     model = source(name)
-    noisy = torch.randint(27, (14, model.length), generator=torch.Generator().manual_seed(0))
+    noisy = torch.randint(model.vocab_size, (14, model.length), generator=torch.Generator().manual_seed(0))
     whole = model.body(noisy, 0.3)
     for size in (1, 2, 7):
         assert torch.equal(torch.cat([model.body(rows, 0.3) for rows in noisy.split(size)]), whole)
@@ -240,7 +240,7 @@ def test_a_sequence_of_another_length_is_refused(name: str) -> None:
 def test_the_built_in_sources_score_their_own_draws_best(name: str) -> None:
     model = source(name)
     assert model.name == name
-    assert model.vocab_size == len(ALPHABET)
+    assert model.vocab_size == len(model.tokenizer.alphabet)
     drawn = model.draw(64, 0)
     scrambled = drawn[:, torch.randperm(model.length, generator=torch.Generator().manual_seed(0))]
     assert model.log_prob(drawn).mean() > model.log_prob(scrambled).mean() + 1
