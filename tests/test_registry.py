@@ -24,11 +24,11 @@ import limpet
 
 @dataclass(frozen=True)
 class Mine(limpet.Native):
-    colour: str = limpet.parameter("blue", "No matter.")
+    colour: str = limpet.param("blue", "No matter.")
 """
 MODEL = """
 import limpet
-from limpet.denoisers.sources import source
+from limpet.models.exact_sources import source
 
 def toy(folder=None, *, device=None, precision="float32", size=2):
     model = source("exact:verses")

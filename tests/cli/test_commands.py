@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import limpet
-from limpet import CRS, Native, cli, registry, samplers
+from limpet import CRS, Native, registry, samplers
+from limpet.cli import common
 from limpet.cli.common import arms
 from limpet.cli.main import main
 from limpet.errors import LimpetError
@@ -19,14 +20,14 @@ MINE = '''
 from dataclasses import dataclass
 
 import limpet
-from limpet import Native, parameter
+from limpet import Native, param
 
 
 @dataclass(frozen=True)
 class Mine(Native):
     """Native steps under a name of one's own."""
 
-    depth: int = parameter(3, "Nothing at all.", low=1)
+    depth: int = param(3, "Nothing at all.", low=1)
 '''
 
 
@@ -97,7 +98,7 @@ def test_what_is_no_arm_gets_one_sentence(texts, words):
 
 def test_help_names_every_sampler_with_its_knobs(capsys):
     for name, kind in samplers.available().items():
-        (line,) = (line for line in cli.ARM_HELP.split("\n\n") if line.split()[0] == name)
+        (line,) = (line for line in common.ARM_HELP.split("\n\n") if line.split()[0] == name)
         assert [part.partition("=")[0] for part in line.split()[1:]] == [k for k in samplers.params(kind) if k != "nfe"]
     for command in ("sample", "compare"):
         with pytest.raises(SystemExit) as raised:
@@ -112,7 +113,7 @@ def test_help_comes_even_where_another_packages_sampler_is_broken(monkeypatch):
     monkeypatch.setattr(registry, "installed", lambda group: {"theirs": "no_such_module:Theirs"})
     with pytest.raises(LimpetError, match="'theirs' is no_such_module:Theirs, which cannot be loaded"):
         samplers.find("theirs")
-    assert cli._arm_help() == cli.ARM_HELP
+    assert common._arm_help() == common.ARM_HELP
 
 
 # compare
@@ -180,7 +181,7 @@ def test_a_table_says_who_judged_how_and_over_what(capsys):
     for extra, caption in (
         (
             ["--model", "exact:words"],
-            rf"true distribution of exact:words {digest} in float64, by distribution, 640 tokens counted an arm; exact:words in float64",
+            rf"true distribution of exact:words {digest} in float64, by exact, 640 tokens counted an arm; exact:words in float64",
         ),
         (
             ["--model", "exact:words", "--judge", "mini-judge"],
@@ -195,7 +196,7 @@ def test_a_table_says_who_judged_how_and_over_what(capsys):
         shown = capsys.readouterr()
         assert re.search(caption, shown.out), shown.out
         assert "NLL: " in shown.err
-        assert ("true NLL" in shown.out) == ("by distribution" in caption)
+        assert ("true NLL" in shown.out) == ("by exact" in caption)
 
 
 def test_a_prompt_is_given_and_not_counted(capsys):

@@ -95,7 +95,7 @@ def test_an_interrupt_can_be_gone_on_from(tmp_path):
     """Ctrl-C in the middle of a longer run: exit code 130 from the command line, and the rest is made later."""
     file = tmp_path / "long.toml"
     file.write_text(FILE.replace("[1, 2]", str(list(range(200)))))
-    script = "import sys; from limpet import cli; sys.exit(cli.main())"
+    script = "import sys; from limpet.cli.main import main; sys.exit(main())"
     arguments = ["study", "run", str(file), "--store", str(tmp_path / "store"), "--threads", "1"]
     child = subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
     while child.poll() is None and not (tmp_path / "store/units").exists():

@@ -114,7 +114,7 @@ LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-from limpet.cli import main
+from limpet.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -17,7 +17,7 @@ import pytest
 
 import limpet
 from examples import helped, written
-from limpet import cli
+from limpet.cli import common
 from limpet.cli import main
 from limpet.models.duo import Duo, Network, Shape
 
@@ -257,7 +257,7 @@ def test_a_prefix_against_fixed_is_one_sentence():
 
 def test_a_command_and_python_draw_the_same_and_say_in_what(capsys):
     """mini, whose rounding would show in another precision."""
-    assert cli.HERE.precision == cli.HERE.resolved == "float32"
+    assert common.HERE.precision == common.HERE.resolved == "float32"
     assert (
         main.main(["sample", "--model", "mini", "--n", "2", "--nfe", "4", "--seed", "7", "--length", "24", "--json"])
         == 0

@@ -125,7 +125,7 @@ def checkout(here):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).symlink_to(MINIS / "mini")
     lightning(random_network(), here / "runs/duo.ckpt")
-    final_step = here / "docs/reports/mini/final step.toml"
+    final_step = here / "docs/reports/mini/readout.toml"
     final_step.write_text(final_step.read_text().replace("samples = 256", "samples = 1").replace("nfe = 64", "nfe = 2"))
     shutil.copy(HERE / "recipes/small/duo.toml", here / "recipe.toml")
     (here / "stories.txt").write_text("A limpet holds its place on the rock.\nThe sea goes out, and comes in again.\n")

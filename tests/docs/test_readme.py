@@ -79,7 +79,7 @@ def test_its_sentence_on_top_p_names_the_readout():
     (words,) = re.findall(r"compare at \*equal\* entropy.*?the lead is gone", README, re.DOTALL)
     assert "both CRS and top-p are read out by argmax" in " ".join(words.split())
     assert "final_step=sample" in words
-    report = (HERE / "docs/reports/mini/final step/report.md").read_text()
+    report = (HERE / "docs/reports/mini/final-step-sample/report.md").read_text()
     rows = re.findall(r"^\| (p=0\.9|D=0\.5L) \| ([\d.]+) ± [\d.]+ \| ([\d.]+)", report, re.MULTILINE)
     found = {name: (float(ppl), float(entropy)) for name, ppl, entropy in rows}
     assert found["p=0.9"][0] < found["D=0.5L"][0] / 1.5

@@ -44,7 +44,7 @@ def claims(results: Beside, preset: Preset) -> Claims:
     """Whether an ancestral last call gives what was reported by others, of the model that they report on."""
 
     def gap(p: float) -> Finding:
-        cell, name = f"base/{p}/ancestral", f"NLL, ancestral less reported, {preset.captions['base']}, p={p:g}"
+        cell, name = f"base/{p}/sample", f"NLL, ancestral less reported, {preset.captions['base']}, p={p:g}"
         reported = math.log(float(results.paper(f"base/{p}/reported", "ppl")))
         estimate = Estimate(results.values(cell, "nll") - reported)
         if preset.captions["base"] != "Duo":
