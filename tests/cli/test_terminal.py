@@ -17,8 +17,7 @@ import pytest
 
 import limpet
 from examples import helped, written
-from limpet.cli import common
-from limpet.cli import main
+from limpet.cli import common, main
 from limpet.models.duo import Duo, Network, Shape
 
 COLUMNS, LINES = 80, 24
