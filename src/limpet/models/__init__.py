@@ -1,14 +1,27 @@
-"""Models: what a sampler asks of one, how one is loaded, and a file for each family of networks."""
+"""Models: the interface of one, how one is loaded, and a file for each family of networks."""
 
 from limpet.models.denoiser import (
     Canvas,
+    CleanTokens,
     Denoiser,
-    Needed,
+    ModelInput,
+    Rows,
     Tokenizer,
-    ToldClean,
-    Wrapped,
+    WrappedDenoiser,
+    all_rows,
     check_model,
     tokenizer_digest,
 )
 
-__all__ = ["Canvas", "Denoiser", "Needed", "Tokenizer", "ToldClean", "Wrapped", "check_model", "tokenizer_digest"]
+__all__ = [
+    "Canvas",
+    "CleanTokens",
+    "Denoiser",
+    "ModelInput",
+    "Rows",
+    "Tokenizer",
+    "WrappedDenoiser",
+    "all_rows",
+    "check_model",
+    "tokenizer_digest",
+]
