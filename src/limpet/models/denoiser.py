@@ -116,7 +116,16 @@ class WrappedDenoiser(Denoiser):
     def __init__(self, inner: Denoiser) -> None:
         self.inner = inner
         for name in Denoiser.__annotations__:
-            setattr(self, name, getattr(inner, name, None))
+            if name != "device":
+                setattr(self, name, getattr(inner, name, None))
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.inner.device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        self.inner.device = device
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         return self.inner.backbone(inputs)
