@@ -10,8 +10,17 @@ from typing import Annotated
 
 import tyro
 
-from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, SAMPLER_HELP, Length, Loading, Model, err, progress
-from limpet.cli.common import named_samplers
+from limpet.cli.common import (
+    DEFAULT_LOADING,
+    DEFAULT_MODEL,
+    SAMPLER_HELP,
+    Length,
+    Loading,
+    Model,
+    err,
+    named_samplers,
+    progress,
+)
 from limpet.cli.common import out as printer
 from limpet.errors import LimpetError
 from limpet.files import read_prompts, write_whole
@@ -42,7 +51,7 @@ def run(
 
     $ limpet sample --n 2 --nfe 32
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --device cuda
-    $ limpet sample --model google/diffusiongemma-26B-A4B-it \
+    $ limpet sample --model google/diffusiongemma-26B-A4B-it \\
         --prompt "Why is the sky blue?" --precision bfloat16
     $ limpet sample --sampler "crs budget=.25" --fix "12= sea" --fix "20= the sand"
     $ limpet sample --sampler "native top_p=.9" --json > samples.jsonl
