@@ -1,4 +1,4 @@
-"""Names in command lines and files: of built-in things, of other packages (entry points), and in a file (`./mine.py:Mine`).
+"""Names in command lines and files: built in, of another package (entry points), or in a file (`./mine.py:Mine`).
 
 Nothing else needs a name: samplers and models are ordinary Python objects. A file that is named is loaded as a module
 below this one, whose name holds the file's path, so that another process can import it again to read a pickle."""
@@ -77,7 +77,8 @@ def from_file(name: str) -> Any:
     except LimpetError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise LimpetError(f"{path} cannot be read ({describe_error(error)}): check the path before the colon") from error
+        reason = describe_error(error)
+        raise LimpetError(f"{path} cannot be read ({reason}): check the path before the colon") from error
     try:
         module = _imported(file) or importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the file may raise anything
@@ -167,7 +168,7 @@ def _is_imported_as(thing: Any, target: str) -> bool:
 
 @functools.cache
 def _warn_of_no_name(thing: Any) -> None:
-    warn(f"{thing.__qualname__} is not in a file at top level: it cannot be found again by name, in another process say")
+    warn(f"{thing.__qualname__} is not at the top level of a file, so it cannot be found again by name")
 
 
 def code_digest(thing: Any) -> str | None:

@@ -90,8 +90,8 @@ FIELDS: Fields = {
     **dict.fromkeys(("vision_config", "image_token_id", "boi_token_id", "eoi_token_id"), ANYTHING),
 }
 # Images are not read: the smallest vision network is laid out without memory, and removed.
-NO_VISION = {"model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-             "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8, "position_embedding_size": 1}  # fmt: skip
+ONES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "position_embedding_size")
+NO_VISION = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 8) | dict.fromkeys(ONES, 1)
 
 
 class Gemma(Canvas):
@@ -128,7 +128,7 @@ class Gemma(Canvas):
         self.cache: Any = None
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return cast(torch.device, self.network.device)
 
     @device.setter
@@ -262,9 +262,9 @@ def _empty_network(transformers: Any, path: Path, dtype: torch.dtype) -> Any:
     top, experts = known.get("top_k_experts", 0), known.get("num_experts", 0)
     if top > experts:
         raise LimpetError(f"{file} has top_k_experts {top} of num_experts {experts}: fetch or copy it again")
-    length = config.get("canvas_length", 256)
+    length, vision = config.get("canvas_length", 256), {"model_type": "gemma4_vision", **NO_VISION}
     try:
-        settings = transformers.DiffusionGemmaConfig(text_config=known, vision_config=NO_VISION, canvas_length=length)
+        settings = transformers.DiffusionGemmaConfig(text_config=known, vision_config=vision, canvas_length=length)
         with torch.device("meta"):
             return transformers.DiffusionGemmaForBlockDiffusion(settings).to(dtype)
     except Exception as error:  # the library may raise anything for settings that do not go together

@@ -228,7 +228,7 @@ class Duo(NetworkDenoiser):
 
     def to(self, device: torch.device | str) -> Duo:
         """Move the network to a device. Returns the same model."""
-        self.device = device  # type: ignore[assignment]
+        self.device = torch.device(device)
         return self
 
     def backbone(self, inputs: ModelInput) -> Tensor:

@@ -151,7 +151,9 @@ class FusedBackbone:
         self._rotate(keys[..., :width], tokens.shape[1])
         return x, normed, keys, modulation
 
-    def _first_norm(self, x: Tensor, updates: list[Gated], block: DuoBlock, modulation: Tensor, tokens: Tensor) -> Normed:
+    def _first_norm(
+        self, x: Tensor, updates: list[Gated], block: DuoBlock, modulation: Tensor, tokens: Tensor
+    ) -> Normed:
         """A block's first norm, after the updates of the block before are added to the residual stream.
 
         The first block has no updates before it: it starts from the embedding."""
@@ -183,11 +185,17 @@ class FusedBackbone:
         return qkv
 
     def _mlp(
-        self, x: Tensor, updates: list[Gated], block: DuoBlock, shift: Tensor, scale: Tensor, index: Tensor | None = None
+        self,
+        x: Tensor,
+        updates: list[Gated],
+        block: DuoBlock,
+        shift: Tensor,
+        scale: Tensor,
+        index: Tensor | None = None,
     ) -> Tensor:
         """`DuoBlock.mlp` of the second norm, with the attention's update added. One row for each of the update's."""
-        hidden = self._hidden(block, _normed(x, updates, block.norm2, shift, scale, self._empty_rows(updates[0][1]), index))
-        return cast(Tensor, block.mlp[2](hidden))
+        normed = _normed(x, updates, block.norm2, shift, scale, self._empty_rows(updates[0][1]), index)
+        return cast(Tensor, block.mlp[2](self._hidden(block, normed)))
 
     def _hidden(self, block: DuoBlock, normed: Normed) -> Normed:
         """The hidden layer of an MLP: its first product and the tanh form of GELU, in one kernel where there is one."""
@@ -258,8 +266,8 @@ def _normed(
         source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x,
         *(out if isinstance(out, Float8Rows) else (out, x)), x if index is None else index, length, shift.stride(0),
         WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=together, EMBED=embedded is not None,
-        UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter, QUANTISE=isinstance(out, Float8Rows),
-        LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=WARPS,
+        UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter,
+        QUANTISE=isinstance(out, Float8Rows), LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -304,7 +312,8 @@ def _norm_kernel(
 def _gelu(x: Tensor) -> Float8Rows:
     """`float8.gelu` of (R, hidden) rows."""
     rows, hidden = x.shape
-    out = Float8Rows(torch.empty_like(x, dtype=float8.DTYPE), torch.empty(rows, 1, dtype=torch.float32, device=x.device))
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    out = Float8Rows(torch.empty_like(x, dtype=float8.DTYPE), scales)
     _gelu_kernel[(rows,)](
         x, *out, HIDDEN=hidden, BLOCK=min(1024, triton.next_power_of_2(hidden)), LARGEST=float8.LARGEST,
         DIP=float8.DIP, num_warps=WARPS,

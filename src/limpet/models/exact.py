@@ -41,7 +41,7 @@ class Source(Denoiser):
 
     @abstractmethod
     def probs(self, tokens: Tensor, signal: Tensor) -> Tensor:
-        """(B, L) noisy tokens, (B,) signal -> (B, L, V): each clean token's distribution given the other noisy tokens."""
+        """(B, L) noisy tokens, (B,) signal -> (B, L, V): each clean token's probs given the other noisy tokens."""
 
     @abstractmethod
     def log_prob(self, tokens: Tensor) -> Tensor:

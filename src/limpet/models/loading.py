@@ -41,7 +41,7 @@ def load(
     device = model_files.usable_device(device)
     if text.startswith("exact:"):
         if unused := [*options, *(["revision"] if revision is not None else [])]:
-            raise LimpetError(f"{text} is computed, not read from files: it has no {' or '.join(unused)}, leave that out")
+            raise LimpetError(f"{text} is not read from files: it has no {' or '.join(unused)}, leave that out")
         return exact_sources.source(text)
     options |= {"device": device, "precision": precision}
     in_file = registry.is_file(text) and revision is None
@@ -95,7 +95,7 @@ def _call_factory(name: str, factory: Any, folder: Path | None, options: dict[st
     except LimpetError:
         raise
     except Exception as error:
-        reason = registry.describe_error(error, inspect.getmodule(factory))
+        reason = registry.describe_error(error, getattr(inspect.getmodule(factory), "__file__", None))
         raise LimpetError(f"{name} made no model ({reason})") from error
     if not isinstance(model, Denoiser):
         raise LimpetError(f"{name} made a {type(model).__name__}, and a model is a limpet.Denoiser: return one")

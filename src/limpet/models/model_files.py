@@ -22,6 +22,7 @@ from torch import Tensor
 
 from limpet.errors import LimpetError, warn
 from limpet.files import open_regular, write_file
+from limpet.models import tokenizers
 from limpet.models.tensor_files import (
     Unread,
     already_read,
@@ -32,7 +33,7 @@ from limpet.models.tensor_files import (
     unpacked,
     write_tensors,
 )
-from limpet.models.tokenizers import BERT_SIZE, BUILTIN_FOLDER, GPT2_SIZE, HuggingFaceTokenizer, read_tokenizer
+from limpet.models.tokenizers import BERT_SIZE, GPT2_SIZE, HuggingFaceTokenizer, read_tokenizer
 from limpet.models.torch_checkpoint import Stored, TorchFile
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ FAMILIES = {  # what loads a model from a folder, by the model_type of its confi
     "sumi": "limpet.models.sumi:from_folder",
     "diffusion_gemma": "limpet.models.diffusion_gemma:from_folder",
 }
+BUILTIN_FOLDER = tokenizers.BUILTIN_FOLDER
 PREFIX = re.compile(r"^(?:module\.|model\.|_orig_mod\.|backbone\.)+")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 GPT2 = "GPT-2's", ("openai-community/gpt2", "gpt2")

@@ -245,7 +245,7 @@ class NetworkDenoiser(Denoiser):
         self._parts: dict[torch.device, Parts] = {}
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return cast(torch.device, next(self.network.parameters()).device)
 
     @device.setter

@@ -192,8 +192,9 @@ def _scaled(matrix: Unread, scale: Unread) -> Tensor:
 
 def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same for tensors in memory, with floats as float32."""
-    read = {name: one.read() for name, one in unpacked({name: already_read(one) for name, one in state.items()}).items()}
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in read.items()}
+    read = {name: already_read(tensor) for name, tensor in state.items()}
+    tensors = {name: one.read() for name, one in unpacked(read).items()}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {

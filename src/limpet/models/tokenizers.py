@@ -156,4 +156,4 @@ def _check_growth(about: Any) -> None:
                 added = [node[key] for key in ("content", "prepend", "replacement") if isinstance(node.get(key), str)]
                 grown *= max([1, *map(len, added)])
                 if grown > MAX_GROWTH:
-                    raise LimpetError(f"a tokenizer whose {part} makes more than {MAX_GROWTH} letters of one is refused")
+                    raise LimpetError(f"a tokenizer whose {part} makes over {MAX_GROWTH} letters of one is refused")

@@ -105,6 +105,7 @@ def read_pickle(data: bytes | bytearray) -> Any:
     marks: list[int] = []
     memo: dict[int, Any] = {}
     value: Any = None
+    argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(bytes(data))):
         if count >= MAX_INSTRUCTIONS:
             raise ValueError(f"its pickle has more than {MAX_INSTRUCTIONS} instructions")
@@ -175,7 +176,7 @@ def _filled(container: Any, items: list[Any], name: str) -> Any:
 
 
 class TorchFile:
-    """An open torch zip file. `tree` is what was saved, with a `Stored` for each tensor, and `read` reads some of them."""
+    """An open torch zip file: `tree` is what was saved, with a `Stored` for each tensor, and `read` reads some."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
