@@ -30,7 +30,7 @@ def warn(sentence: str) -> None:
 
 
 def one_line(text: str, most: int = MAX_SENTENCE) -> str:
-    """A text on one line of at most `most` printable characters. Others are escaped, and a long text loses its middle."""
+    """A text on one line of at most `most` printable characters. A long text loses its middle."""
     for _ in range(2):  # escapes may make it too long again
         if len(text) > most:
             text = f"{text[: most * 2 // 3]} ... {text[5 - most // 3 :]}"

@@ -41,7 +41,7 @@ def quantise(x: Tensor, most: Tensor | None = None) -> Float8Rows:
 def gelu(x: Tensor) -> Float8Rows:
     """The tanh form of GELU, in float8.
 
-    GELU rises from its dip on, so that the largest x bounds it. A kernel finds the scale without computing GELU twice."""
+    GELU rises from its dip on, so that the largest x bounds it: a kernel need not compute it twice."""
     most = F.gelu(x.float().amax(-1, keepdim=True), approximate="tanh").clamp(min=DIP)
     return quantise(F.gelu(x.float(), approximate="tanh"), most)
 
