@@ -11,7 +11,7 @@ import numpy as np
 
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import AUTO, CONVENTIONS, Judge, SourceJudge, prompt_ids
-from limpet.generation import Samples, cut
+from limpet.generation import Samples, split_text
 from limpet.models import Denoiser, tokenizer_digest
 
 Ids = list[int]
@@ -35,7 +35,7 @@ class SampleSet:
         """(prompt, rest) of each sample as text, or None if there is no text."""
         if self.stored_texts is not None or self.ids is None or self.decode is None:
             return self.stored_texts
-        return [cut(self.decode, prompt + rest, len(prompt)) for prompt, rest in self.ids]
+        return [split_text(self.decode, prompt + rest, len(prompt)) for prompt, rest in self.ids]
 
     @property
     def has_text(self) -> bool:
@@ -48,7 +48,7 @@ class SampleSet:
         return [str(prompt) if len(prompt) else "" for prompt, _ in pairs]
 
     def __len__(self) -> int:
-        return len(self.ids or self.stored_texts or ())
+        return len(self.numbers)
 
     @classmethod
     def from_tokens(
@@ -61,7 +61,7 @@ class SampleSet:
         cuts = [prompt_length] * len(rows) if isinstance(prompt_length, int) else prompt_length
         return cls(
             ids=[(row[:k], row[k:]) for row, k in zip(rows, cuts, strict=True)],
-            decode=model.tokenizer and model.tokenizer.decode,
+            decode=None if model.tokenizer is None else model.tokenizer.decode,
             seed=seed,
             numbers=range(len(rows)),
             name=model.name,
@@ -72,12 +72,12 @@ class SampleSet:
     @classmethod
     def from_samples(cls, samples: Samples) -> SampleSet:
         """What `limpet.sample` returned, or `Samples.load` read."""
-        rows, cuts = samples.tokens.tolist(), samples.prefixes.tolist()
+        rows, cuts = samples.tokens.tolist(), samples.prompt_lengths.tolist()
         return cls(
             ids=[(row[:k], row[k:]) for row, k in zip(rows, cuts, strict=True)],
             decode=samples._decode,
             seed=samples.seed,
-            numbers=range(samples.first, samples.first + len(rows)),
+            numbers=samples.indices.tolist(),
             name=samples.model,
             model=samples.digest,
             tokenizers=frozenset([samples.tokenizer]),
@@ -156,8 +156,9 @@ def reading_mode(judge: Judge, sets: Sequence[SampleSet], wanted: str = AUTO) ->
     if not possible[wanted]:
         hint = "; if the ids are the judge's own, ask for the convention ids" if unknown and not stated else ""
         raise LimpetError(
-            f"{judge.name} cannot score {sets[0].name} by the convention {wanted!r}: ids are scored only if they belong "
-            "to the judge's tokenizer, and text only if both have a tokenizer; give texts, or name another judge" + hint
+            f"{judge.name} cannot score {sets[0].name} by the convention {wanted!r}: ids are scored only if they "
+            "belong to the judge's tokenizer, and text only if both have a tokenizer; give texts, or name another judge"
+            + hint
         )
     takes = CONVENTIONS[wanted].takes
     return ReadingMode(wanted, has_ids and ("text" not in takes or ("ids" in takes and (same or not has_text))))

@@ -172,7 +172,7 @@ def hull(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def branches(curve_x: ArrayLike, curve_y: ArrayLike) -> list[tuple[Floats, Floats]]:
-    """The parts of a curve between the points where it turns back, so that no part folds; non-finite nodes are left out."""
+    """A curve cut where it turns back, so that no part folds; non-finite nodes are left out."""
     xs, ys = np.asarray(curve_x, dtype=np.float64), np.asarray(curve_y, dtype=np.float64)
     held = np.isfinite(xs) & np.isfinite(ys)
     xs, ys = xs[held], ys[held]

@@ -1,4 +1,4 @@
-"""The likelihood of generated samples under a judge: which ids it reads, which of them count, and a cache of results."""
+"""The likelihood of generated samples under a judge: which ids it reads, which of them count, and a cache."""
 
 from __future__ import annotations
 

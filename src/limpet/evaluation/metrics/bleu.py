@@ -39,7 +39,7 @@ def _clipped(code: Ints, sequence: Ints, size: int) -> Floats:
 
 
 def _closest(lengths: Ints, groups: Ints) -> Floats:
-    """For each sequence, the length in its group that is closest to its own, the shorter on a tie; NaN if it is alone."""
+    """For each sequence, the closest length of another one in its group, the shorter on a tie; NaN if it is alone."""
     order = np.lexsort((lengths, groups))
     sorted_lengths = lengths[order].astype(np.float64)
     same = groups[order][1:] == groups[order][:-1]

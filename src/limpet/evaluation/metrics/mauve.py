@@ -1,4 +1,4 @@
-"""MAUVE between two sets of texts: the area under their divergence frontier after k-means, for several k-means seeds."""
+"""MAUVE between two sets of texts: the area under their divergence frontier, for several k-means seeds."""
 
 from __future__ import annotations
 
@@ -71,12 +71,17 @@ def frontier_area(p: ArrayLike, q: ArrayLike, scale: float = SCALE) -> float:
 
 
 def mauve(
-    generated: ArrayLike, real: ArrayLike, buckets: int | None = None, seeds: int = 5, starts: int = 5, rounds: int = 500
+    generated: ArrayLike,
+    real: ArrayLike,
+    buckets: int | None = None,
+    seeds: int = 5,
+    starts: int = 5,
+    rounds: int = 500,
 ) -> Floats:
     """MAUVE for each k-means seed, from features of both sets; report the spread over seeds with the mean.
 
     generated: (n, D) features. real: (m, D) features. buckets: clusters (default: a tenth of the smaller set).
-    starts: clusterings of each seed, of which the tightest is kept. rounds: at most so many steps of Lloyd's algorithm."""
+    starts: clusterings of each seed; the tightest is kept. rounds: limit on the steps of Lloyd's algorithm."""
     a, b = np.asarray(generated, dtype=np.float64), np.asarray(real, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not len(a) or not len(b):
         raise LimpetError(f"MAUVE takes (n, D) and (m, D) features with n and m above 0, not {a.shape} and {b.shape}")

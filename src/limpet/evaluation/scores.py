@@ -1,4 +1,4 @@
-"""`evaluate`: the only code that turns samples into numbers."""
+"""`evaluate`, the only code that turns samples into numbers, and `Scores`, which holds them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,10 @@ from numpy.typing import NDArray
 from limpet.errors import LimpetError, extra, unknown
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
-from limpet.evaluation.judges import (
-    AUTO,
-    Judge,
-    JudgeScores,
-    ScoreCache,
-    describe,
-    load_judge,
-    score_samples,
-)
+from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
 from limpet.evaluation.judges.base import Progress
 from limpet.evaluation.metrics import METRICS, mauve, pack
-from limpet.evaluation.sample_sets import (
-    ReadingMode,
-    SampleSet,
-    convention_for,
-    reading_mode,
-    sample_sets,
-    text_pieces,
-    tokenised,
-)
+from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
 from limpet.evaluation.statistics import Estimate, Floats, GeometricMean, Interval
 from limpet.evaluation.tables import Table
 from limpet.generation import Samples
@@ -59,11 +43,7 @@ class Measure:
     convention: str
     parts: tuple[Floats, ...]  # per seed: (n, ...) one row a sample, or () for a number of the whole set
     statistic: Callable[[Floats], float] = statistics.mean  # of a part
-
-    @property
-    def of_set(self) -> bool:
-        """Whether the number belongs to the whole set and not to single samples."""
-        return self.parts[0].ndim == 0
+    of_set: bool = False  # the number belongs to the whole set and not to single samples
 
     @property
     def values(self) -> Floats:
@@ -86,14 +66,17 @@ class Measure:
     def minus(self, other: Measure) -> Measure:
         """The difference from another measure, paired by seed and by sample."""
         pairs = tuple(np.stack(pair, -1) for pair in zip(self.parts, other.parts, strict=True))
-        return replace(self, parts=pairs, statistic=lambda pair: self.statistic(pair[..., 0]) - other.statistic(pair[..., 1]))
+        function = self.statistic
+        return replace(self, parts=pairs, statistic=lambda pair: function(pair[..., 0]) - function(pair[..., 1]))
 
     def to_dict(self, intervals: bool = False) -> dict[str, Any]:
         document = {"convention": self.convention, **self.estimate.to_dict()}
         if not intervals:
             return document
-        low, high = statistics.numbers(self.interval or (math.nan, math.nan))
-        return {**document, "bootstrap": None if low is high is None else {"low": low, "high": high, "level": LEVEL}}
+        if (interval := self.interval) is None:
+            return {**document, "bootstrap": None}
+        low, high = statistics.numbers(interval)
+        return {**document, "bootstrap": {"low": low, "high": high, "level": LEVEL}}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,12 +173,16 @@ class Scores:
     def caption(self) -> str:
         """What was evaluated, and by which judge."""
         sizes = f"{len(self.sets)} seeds, {sum(map(len, self.sets))} samples"
-        judge = "no judge" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
-        return f"{self.name}: {sizes}, metrics on {self.counted_ids}, {judge}"
+        judge = "none" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
+        return f"{self.name}: {sizes}; metrics count {self.counted_ids}\njudge: {judge}"
 
     def table(self, intervals: bool = False) -> Table:
         """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
-        return measures_table(self.caption, self.measures, intervals)
+        table = measures_table(self.caption, self.measures, intervals)
+        if self.mauve is not None:
+            row = ["mauve (error over k-means seeds)", f"{statistics.mean_se(self.mauve):.4f}"]
+            table.rows.append([*row, ""][: len(table.head)])
+        return table
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -283,7 +270,7 @@ def evaluate(
         judged = [_judge(judge, mode, one, cache, batch_size, progress) for one in sets]
         about = {name: getattr(judge, name) for name in ("name", "digest", "precision", "context")}
         about |= {"convention": mode.convention, "rule": describe(judge, mode.convention)}
-        measures |= _likelihood(about["rule"], judged)
+        measures |= _likelihood(judged)
     own = all(one.ids is not None for one in sets)
     ids = [one.ids or [] if own else tokenised(one, judge) for one in sets]
     if judge is not None and judge.eos is not None and (not own or (mode is not None and mode.as_ids)):
@@ -320,12 +307,14 @@ def _check(sets: Sequence[SampleSet], checker: Checker) -> dict[str, Measure]:
         texts = [prompt + rest for prompt, rest in one.texts]
         checked.append([checker.check(text) for text in texts])
         of_sets.append(checker.check_set(texts) if hasattr(checker, "check_set") else {})
-    columns = {
-        name: tuple(np.array([values[name] for values in part], dtype=float) for part in checked)
-        for name in checked[0][0]
-    }
-    whole = {name: tuple(np.array(values[name], dtype=float) for values in of_sets) for name in of_sets[0]}
-    return {name: Measure(rules.get(name, "by the checker"), parts) for name, parts in (columns | whole).items()}
+    measures = {}
+    for name in checked[0][0]:
+        parts = tuple(np.array([values[name] for values in part], dtype=float) for part in checked)
+        measures[name] = Measure(rules.get(name, "by the checker"), parts)
+    for name in of_sets[0]:
+        parts = tuple(np.array(values[name], dtype=float) for values in of_sets)
+        measures[name] = Measure(rules.get(name, "by the checker"), parts, of_set=True)
+    return measures
 
 
 def _judge(
@@ -338,11 +327,11 @@ def _judge(
     return score_samples(judge, rest, mode.convention, given, cache, batch_size, progress)
 
 
-def _likelihood(rule: str, judged: Sequence[JudgeScores]) -> dict[str, Measure]:
+def _likelihood(judged: Sequence[JudgeScores]) -> dict[str, Measure]:
     sums = tuple(np.stack([one.nll, one.tokens], -1) for one in judged)
     measures = {
-        NLL: Measure(f"nats per counted token; {rule}", sums, _nll),
-        PERPLEXITY: Measure(f"exp of the mean NLL; {rule}", sums, _perplexity),
+        NLL: Measure("nats per counted token, pooled over the samples of a seed", sums, _nll),
+        PERPLEXITY: Measure("exp of the mean NLL", sums, _perplexity),
     }
     if judged[0].convention == "ids":
         dropped = tuple(one.dropped.astype(float) for one in judged)
@@ -363,7 +352,8 @@ def _measure(sets: Sequence[SampleSet], ids: Sequence[list[list[int]]], names: S
             metric.function(part, **({"groups": one.prompts} if metric.by_prompt else {}))
             for one, part in zip(sets, packed, strict=True)
         ]
-        measures[name] = Measure(metric.convention, tuple(np.asarray(part, dtype=float) for part in parts))
+        values = tuple(np.asarray(part, dtype=float) for part in parts)
+        measures[name] = Measure(metric.convention, values, of_set=metric.of_set)
     return measures
 
 
@@ -386,6 +376,3 @@ def _mauve(
         wanted = convention if all(one.ids is not None for one in real) else AUTO
         reference = features(judge, real, batch_size, wanted)
     return mauve(features(judge, sets, batch_size, mode.convention), reference, starts=starts)
-
-
-__all__ = ["Measure", "SampleSet", "Scores", "convention_for", "evaluate", "features", "text_pieces"]
