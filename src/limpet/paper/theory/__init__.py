@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.paper.theory.checks import Check as Check
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from limpet.evaluation import statistics
-from limpet.experiments.contents import Series
+from limpet.experiments import Series
 
 TOLERANCE = 1e-10  # rounding error allowed in float64, relative to the larger side or to 1
 SMALL = 1e-6  # a case whose sides are both smaller than this is not shown as the tightest one

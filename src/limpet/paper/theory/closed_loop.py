@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limpet.evaluation import statistics
-from limpet.experiments.contents import Panel, series
+from limpet.experiments import Panel, estimate_series
 from limpet.generation import sample
 from limpet.models.exact import Mixture, codebook
 from limpet.models.exact_sources import words
@@ -107,7 +107,7 @@ def panels() -> Iterator[Panel]:
     runs = {param: [run(source, crs.replace(**{param: x}), n) for x in sweep] for param, sweep in sweeps.items()}
     for key, (param, sweep) in product(("nll", "hybrid", "favoured"), sweeps.items()):
         estimates, ends = [statistics.mean_se(measures[key]) for measures in runs[param]], (sweep[0], sweep[-1])
-        lines = [series("CRS", sweep, estimates, style="o-"), line("native", ends, [native[key].mean()] * 2, "k--")]
+        lines = [estimate_series("CRS", sweep, estimates, style="o-"), line("native", ends, [native[key].mean()] * 2, "k--")]
         if key == "favoured":
             lines.append(line("data", ends, [source.weights.max()] * 2, "g:"))
         yield Panel("", param, TITLES[key], lines)

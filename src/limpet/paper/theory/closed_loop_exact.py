@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check

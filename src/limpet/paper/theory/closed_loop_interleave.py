@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Mixture, Source, codebook
 from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check
@@ -25,7 +25,7 @@ def mend(source: Source, nfe: int, final_step: str, deficit: float = 0.2) -> Men
 def samplers(source: Source, nfe: int, final_step: str, deficit: float = 0.2) -> dict[str, Native]:
     """Mend; CRS with all its parameters; and the native sampler with the final step of positions that CRS leaves free."""
     ours = mend(source, nfe, final_step, deficit)
-    return {"Mend": ours, "CRS": ours.replace(mend=0), "native": ours.native()}
+    return {"Mend": ours, "CRS": ours.replace(revise=0), "native": ours.native()}
 
 
 def contrasts(source: Source, nfe: int, final_step: str) -> list[Check]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, line, worst_case
 from limpet.paper.theory.problems import RANDOM, divergence, product, random_distributions

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion.selection import select
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, line, worst_case

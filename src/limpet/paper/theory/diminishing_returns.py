@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.paper.theory import combined_evidence as combined
 from limpet.paper.theory.checks import Check, line, worst_case
 from limpet.paper.theory.problems import RANDOM, random_numbers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.generation import sample
 from limpet.models.exact import Mixture, Source, codebook
 from limpet.paper.theory import closed_loop, problems

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion.process import forward_probs, posterior
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, line, worst_case

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from limpet.diffusion import transitions, truncation
-from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense, reported
+from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
+from limpet.generation import Inputs, context_of, rollout
 from limpet.models import Denoiser
 from limpet.paper.theory.problems import decode, encode, product, sequences
-from limpet.samplers import CRS, DDIM, Gibbs, Mend, Native, Psi, Sampler
-from limpet.samplers.context import Context, State, open_context
+from limpet.samplers import CRS, DDIM, Gibbs, Mend, Native, Psi, Sampler, State
 from limpet.samplers.crs import OPEN, Memory
 
 MAX_ROWS = 2**24
@@ -40,17 +40,14 @@ def output_distribution(source: Denoiser, sampler: Sampler) -> Tensor:
     vocab_size, length, base = source.vocab_size, source.length, _symbols(source, predictor)
     tokens = sequences(vocab_size, length)
     mass = torch.full((len(tokens),), 1 / len(tokens), dtype=torch.float64)
-    state = None
+    state = sampler.init(context_of(source, _inputs(tokens, [])))._replace(tokens=tokens)
     for call in range(sampler.nfe):
-        ctx, recorded = _recording(source, len(mass))
-        state = predictor.begin(ctx)._replace(tokens=tokens) if state is None else state
-        branches, state = _advance(sampler, call, ctx, state, recorded)
-        if call == sampler.nfe - 1:
-            break
-        total = _spread(branches, mass, _tags(predictor, state, vocab_size), base)
-        code = total.nonzero()[:, 0]
-        state, mass = _state(predictor, state.call, decode(code, base, length), vocab_size), total[code]
-    return _spread(branches, mass, torch.zeros_like(ctx.fixed), vocab_size)
+        branches, state = _advance(source, sampler, call, state)
+        if call < sampler.nfe - 1:
+            total = _spread(branches, mass, _tags(predictor, state, vocab_size), base)
+            code = total.nonzero()[:, 0]
+            state, mass = _state(predictor, state.call, decode(code, base, length), vocab_size), total[code]
+    return _spread(branches, mass, torch.zeros_like(state.tokens), vocab_size)
 
 
 def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: Tensor) -> Tensor:
@@ -60,9 +57,7 @@ def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: T
     due, correction = sampler.due(call)
     if correction is None or isinstance(sampler.inner, CRS):
         raise LimpetError(f"call {call} of {sampler.caption} is not a correction of a state without committed tokens")
-    ctx, recorded = _recording(source, len(probs))
-    state = State(due, sequences(source.vocab_size, source.length))
-    branches, state = _advance(sampler, call, ctx, state, recorded)
+    branches, state = _advance(source, sampler, call, State(due, sequences(source.vocab_size, source.length)))
     return _spread(branches, probs, torch.zeros_like(state.tokens), source.vocab_size)
 
 
@@ -84,48 +79,40 @@ def _symbols(source: Denoiser, predictor: Sampler) -> int:
     return base
 
 
-def _recording(source: Denoiser, rows: int) -> tuple[Context, list[Tensor]]:
-    """A context whose backend draws nothing, and the list to which it appends the distributions of the next tokens."""
-    recorded: list[Tensor] = []
+def _inputs(tokens: Tensor, recorded: list[Tensor]) -> Inputs:
+    """Inputs whose backend draws nothing, and appends the distributions of the next tokens to `recorded`."""
     backend = Backend(Whole, partial(_record, recorded), select)
-    return open_context(
-        source, CounterRNG(0, torch.arange(rows)), torch.full((rows, source.length), -1), backend
-    ), recorded
+    return Inputs(torch.full_like(tokens, -1), CounterRNG(0, torch.arange(len(tokens))), backend=backend)
 
 
 def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
-    """The backend's step. A position that is not revised keeps its token."""
+    """The backend's step: a position that is not revised keeps its token, the others are marked as drawn."""
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
     recorded.append(transitions.probs(truncation.cut(probs, transition.support), transition.tokens, transition.coins))
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
-    return reported(transition, tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
+    return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
 
-def _advance(sampler: Sampler, call: int, ctx: Context, state: State, recorded: list[Tensor]) -> tuple[Branches, State]:
+def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tuple[Branches, State]:
     """One call: how the next tokens are drawn, and the next state but for them. States count the predictor's calls."""
+    recorded: list[Tensor] = []
+    (step,) = rollout(source, sampler, _inputs(state.tokens, recorded), state._replace(call=call), call + 1)
+    (probs,) = recorded
     due, correction = sampler.due(call) if isinstance(sampler, Gibbs) else (call, None)
-    predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
     if isinstance(sampler, Gibbs) and correction is not None:
-        return _correct(sampler, correction, ctx, state, recorded), state
-    state, _ = predictor.step(ctx, state)
-    state = state._replace(tokens=state.tokens.where(~_unused(predictor, state), 0))
-    certain = torch.ones(len(state.tokens), dtype=torch.float64)
-    is_drawn = (state.tokens == DRAWN)[..., None]
-    return [(torch.where(is_drawn, recorded.pop(), _points(state.tokens, ctx)), certain)], state
-
-
-def _correct(sampler: Gibbs, correction: int, ctx: Context, state: State, recorded: list[Tensor]) -> Branches:
-    """One correction: a branch for each choice of positions."""
-    _, free, _ = sampler.look(ctx, state)
-    _, info = sampler.correct(ctx, state, correction)
-    weights = sampler.preference(ctx, state, info.outcome).exp() if sampler.choose == "margin" else free.double()
-    probs, unchanged = recorded.pop(), _points(state.tokens, ctx)
-    return [
-        (torch.where((free & chosen)[..., None], probs, unchanged), chance)
-        for chosen, chance in _choices(weights.masked_fill(~free, 0.0), sampler.positions)
-    ]
+        free, unchanged = ~step.visible, one_hot(state.tokens, source.vocab_size).double()
+        weights = free.double()
+        if sampler.choose == "margin":
+            weights = sampler.preference(step.context, state, step.outcome).exp().masked_fill(~free, 0.0)
+        choices = _choices(weights, sampler.positions)
+        return [(torch.where((free & where)[..., None], probs, unchanged), chance) for where, chance in choices], state
+    predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
+    is_drawn = step.tokens == DRAWN
+    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=due + 1)), 0)
+    probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=due + 1, tokens=tokens)
 
 
 def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,15 +132,11 @@ def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.zeros(length, dtype=torch.bool).index_fill(0, torch.tensor(places), True), chance
 
 
-def _points(tokens: Tensor, ctx: Context) -> Tensor:
-    return one_hot(tokens.clamp(min=0), ctx.model.vocab_size).double()
-
-
 def _unused(sampler: Sampler, state: State) -> Tensor:
     """(B, L) bool: where neither a later call nor the output depends on the token, so that rows can be merged."""
     if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
         return torch.zeros_like(state.tokens, dtype=torch.bool)
-    return (state.memory[1] < OPEN) & (state.tokens != DRAWN)
+    return state.memory[1] < OPEN
 
 
 def _ages(sampler: Sampler) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limpet.diffusion.process import forward_probs
 from limpet.evaluation import statistics
-from limpet.experiments.contents import Panel, series
+from limpet.experiments import Panel, estimate_series
 from limpet.models.exact import Source, forward_path
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, compare_means, line, worst_case
@@ -138,6 +138,6 @@ def panels() -> Iterator[Panel]:
         exact.append(line(describe(source), noises, means))
     for source in problems.large():
         estimates = [statistics.mean_se(row) for row in sampled_risks(source, levels, DRAWS // 4, seed=4)[0]]
-        sampled.append(series(describe(source), [1 - level for level in levels], estimates, style="-"))
+        sampled.append(estimate_series(describe(source), [1 - level for level in levels], estimates, style="-"))
     yield Panel("exact", "noise", what, exact)
     yield Panel("Monte Carlo, one standard error", "noise", what, sampled)

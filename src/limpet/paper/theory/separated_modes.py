@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import codebook
 from limpet.paper.theory.checks import Check, line, worst_case
 from limpet.paper.theory.problems import RANDOM, probs_at, random_distributions, random_words, sequences

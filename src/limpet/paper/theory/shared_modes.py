@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import codebook
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, line, worst_case

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from limpet.diffusion.process import posterior
 from limpet.diffusion.truncation import nucleus, restrict
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.paper.theory.checks import Check, line, worst_case
 from limpet.paper.theory.problems import RANDOM, random_distributions, total_variation
 
