@@ -1,4 +1,4 @@
-"""Models and judges that stay loaded: each by name, once, on one device."""
+"""Models and judges that stay loaded: each is loaded once by name, on one device."""
 
 from __future__ import annotations
 
@@ -10,46 +10,50 @@ import torch
 
 from limpet.evaluation import scoring
 from limpet.evaluation.judges import Judge, load_judge
-from limpet.experiments.study import Judging
+from limpet.experiments.study import JudgeSpec
 from limpet.models import Denoiser
 from limpet.models.duo import Precision
 from limpet.models.loading import load
 
 
-class Shelf:
-    """What a worker keeps resident."""
+class ModelCache:
+    """The models and judges of one worker.
+
+    device: where they run; default: a GPU if there is one. precision: what the models compute in.
+    load_options: further arguments of `limpet.load`, such as the revision."""
 
     def __init__(
         self,
         device: str | None = None,
         precision: Precision = "float32",
-        which: Mapping[str, str] = {},
+        load_options: Mapping[str, str] = {},
     ) -> None:
-        self.device, self.precision = device, precision
-        self.which = which  # weights and revision, where they were told
+        self.device, self.precision, self.load_options = device, precision, load_options
         self._models: dict[str, Denoiser] = {}
         self._judges: dict[str, Judge] = {}
 
     def model(self, name: str) -> Denoiser:
+        """The model of this name, loaded on first use."""
         if name not in self._models:
-            self._models[name] = load(name, device=self.device, precision=self.precision, **self.which)
+            self._models[name] = load(name, device=self.device, precision=self.precision, **self.load_options)
         return self._models[name]
 
     def judge(self, name: str) -> Judge:
+        """The judge of this name, loaded on first use."""
         if name not in self._judges:
             self._judges[name] = load_judge(name, device=self.device)
         return self._judges[name]
 
-    def judges(self, wanted: Sequence[Judging], model: Denoiser) -> list[tuple[Judging, Judge]]:
-        """Who judges a model's samples: those wanted, or else its own true distribution, where that is known."""
-        if wanted:
-            return [(one, self.judge(one.name)) for one in wanted]
+    def judges(self, specs: Sequence[JudgeSpec], model: Denoiser) -> list[tuple[JudgeSpec, Judge]]:
+        """The judges of a model's samples: those asked for, or else the model's own known distribution."""
+        if specs:
+            return [(spec, self.judge(spec.name)) for spec in specs]
         probs = scoring.judge_of(model, None)
-        return [(Judging(probs.name), probs)]
+        return [(JudgeSpec(probs.name), probs)]
 
 
 def provenance(model: Denoiser) -> dict[str, Any]:
-    """Where a result was made, as far as it is the same for every run on one machine."""
+    """Where a result was computed. It is the same for every run on one machine."""
     from limpet import __version__
 
     gpu = model.device.type == "cuda"
