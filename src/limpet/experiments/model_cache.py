@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from limpet.evaluation import scoring
-from limpet.evaluation.judges import Judge, load_judge
+from limpet.evaluation.judges import Judge, judge_for, load_judge
 from limpet.experiments.study import JudgeSpec
 from limpet.models import Denoiser
 from limpet.models.duo import Precision
@@ -48,7 +47,7 @@ class ModelCache:
         """The judges of a model's samples: those asked for, or else the model's own known distribution."""
         if specs:
             return [(spec, self.judge(spec.name)) for spec in specs]
-        probs = scoring.judge_of(model, None)
+        probs = judge_for(model, None)
         return [(JudgeSpec(probs.name), probs)]
 
 

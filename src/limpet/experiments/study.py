@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limpet.errors import LimpetError
+from limpet.evaluation.judges import AUTO
 from limpet.evaluation.metrics import METRICS
-from limpet.evaluation.scoring import AUTO
 from limpet.models import Denoiser
 from limpet.samplers import Sampler
 
@@ -122,10 +122,9 @@ class Study:
         _check_distinct(f"seed of study {self.name}", self.seeds)
         _check_distinct(f"cell of study {self.name}", [cell.name for cell in self.cells])
         _check_distinct(f"judge of study {self.name}", [judge.caption for judge in self.judges])
-        known = [metric.name for metric in METRICS]
         for name in self.metrics:
-            if name not in known:
-                raise LimpetError(f"there is no metric {name!r}; there are {', '.join(known)}")
+            if name not in METRICS:
+                raise LimpetError(f"there is no metric {name!r}; there are {', '.join(METRICS)}")
         for cell in self.sample_cells:
             _check_cell(self, cell)
 
