@@ -69,7 +69,7 @@ class Worker:
     def work(self, group: Sequence[Unit]) -> Iterator[UnitEvent]:
         """Compute the units of a group that are not there yet. A failure loses nothing that is finished."""
         begun, keys = time.monotonic(), [unit.key for unit in group]
-        left: dict[str, Unit] = {}
+        left = {unit.key: unit for unit in group}
         try:
             if not self.leases.acquire(keys):
                 if keys[0] in self._seen_busy:
@@ -77,18 +77,18 @@ class Worker:
                 self._seen_busy.add(keys[0])
                 yield from (UnitEvent(unit, computed=False, busy=True) for unit in group)
                 return
-            left = {unit.key: unit for unit in group if not self._is_published(unit)}
-            yield from (UnitEvent(unit, computed=False) for unit in group if unit.key not in left)
-            for unit, data, rows in self._results(list(left.values())):
-                self.store.write(unit.key, data, {"facts": unit.facts, **rows}, unit.paths)
-                seconds, begun = time.monotonic() - begun, time.monotonic()
-                self.store.log({"unit": unit.key, "name": unit.name, "seconds": seconds})
-                del left[unit.key]
-                yield UnitEvent(unit)
+            for unit in group:
+                if self._is_published(unit):
+                    yield UnitEvent(left.pop(unit.key), computed=False)
+            with torch.inference_mode():
+                for unit, data, rows in self._results(list(left.values())):
+                    self.store.write(unit.key, data, {"facts": unit.facts, **rows}, unit.paths)
+                    seconds, begun = time.monotonic() - begun, time.monotonic()
+                    self.store.log({"unit": unit.key, "name": unit.name, "seconds": seconds})
+                    yield UnitEvent(left.pop(unit.key))
         except Exception as error:
             reason = str(error) if isinstance(error, LimpetError) else f"{type(error).__name__}: {error}"
-            fatal = isinstance(error, StoreWriteError)
-            yield from (UnitEvent(unit, reason, fatal) for unit in left.values() or group[:fatal])
+            yield from (UnitEvent(unit, reason, isinstance(error, StoreWriteError)) for unit in left.values())
         finally:
             self.leases.release(keys)
 
