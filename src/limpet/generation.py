@@ -449,9 +449,7 @@ def sample(
             rows = slice(start, min(n, start + size))
             indices = torch.arange(first + rows.start, first + rows.stop, device=model.device)
             recorded = None if replay is None else tuple(part[rows].to(model.device) for part in replay)
-            for step in rollout(
-                counting, chosen, Inputs(tokens[rows], CounterRNG(seed, indices), recorded, backend)
-            ):
+            for step in rollout(counting, chosen, Inputs(tokens[rows], CounterRNG(seed, indices), recorded, backend)):
                 report(start * chosen.nfe + (step.call + 1) * (rows.stop - start), n * chosen.nfe)
             ends.append(step)
     memory = [torch.cat(parts).cpu() for parts in zip(*(end.state.memory for end in ends), strict=True)]
@@ -485,8 +483,8 @@ def steps(
 ) -> Iterator[Step]:
     """Sample one batch of n and yield a `Step` after every network call; arguments as in `sample`.
 
-    trace: inspect every prediction, so that `Step.deficit` is known everywhere; False reads only what the sampler
-    needs and is faster. The tokens are the same."""
+    trace: inspect every prediction and draw every noisy token, so that `Step.deficit` is known everywhere; False
+    computes only what the sampler needs and is faster. Model inputs and output are the same."""
     chosen = as_sampler(CRS() if sampler is None else sampler)
     check_model(model)
     _check_counts(n, seed, first, None)
@@ -551,7 +549,9 @@ def reply(
         for start in range(0, n, size):
             indices = torch.arange(first + start, first + min(n, start + size), device=model.device)
             done, total = start * chosen.nfe * canvases, n * chosen.nfe * canvases
-            parts.append(_replies(model, begun, chosen, seed, indices, canvases, partial(_shifted, report, done, total)))
+            parts.append(
+                _replies(model, begun, chosen, seed, indices, canvases, partial(_shifted, report, done, total))
+            )
     longest = max(part.tokens.shape[1] for part in parts)
     padded = [torch.nn.functional.pad(one.tokens, (0, longest - one.tokens.shape[1]), value=model.pad) for one in parts]
     free = sum(one.calls * len(one.tokens) for one in parts) * model.length
@@ -639,9 +639,7 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
     if length > model.length:
-        remark(
-            f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest"
-        )
+        remark(f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest")
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
         for position, token in fixed_ids(model, fixed.items(), length).items():

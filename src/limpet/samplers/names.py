@@ -74,7 +74,9 @@ def as_sampler(sampler: Sampler | str, **common: Any) -> Sampler:
 def _values(kind: type[Sampler], name: str, settings: Sequence[str], text: str) -> dict[str, Any]:
     """Parameters by name, from words such as `nfe=16`."""
     takes = "after the sampler it takes parameters such as nfe=16"
-    return {param.name: param.read(value) for param, value in assigned(kind, name, settings, f"sampler {text!r}", takes)}
+    return {
+        param.name: param.read(value) for param, value in assigned(kind, name, settings, f"sampler {text!r}", takes)
+    }
 
 
 def assigned(

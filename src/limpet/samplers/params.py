@@ -63,7 +63,7 @@ class Param:
         if isinstance(value, int) and abs(value) >= max(MOST, self.high or 0):
             return False
         high, low = math.inf if self.high is None else self.high, -math.inf if self.low is None else self.low
-        return low <= value <= high and (self.above is None or value > self.above)  # nan is in no range
+        return math.isfinite(value) and low <= value <= high and (self.above is None or value > self.above)
 
     def read(self, text: str) -> Any:
         """A value written as text: what a command line has."""
