@@ -12,10 +12,10 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from limpet import samplers
-from limpet import style as looks
 from limpet.html import for_script, framed, hashed
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Mend, Native, params
+from limpet.style import sheet
 
 
 def asset(name: str, package: str = "limpet.recording") -> str:
@@ -63,7 +63,7 @@ def fill(
 
     data: what the script reads, as JSON. page_script: runs after the viewer's script. connect: what the page may
     connect to. form: HTML above the viewer."""
-    style, script = looks.sheet() + asset("viewer.css"), asset("viewer.js") + page_script
+    style, script = sheet() + asset("viewer.css"), asset("viewer.js") + page_script
     csp = (
         f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -181,7 +181,7 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
                 raise foreign
             if values["version"] != VERSION:
                 raise LimpetError(
-                    f"{name} is a trajectory of version {values['version']!r}, and this limpet reads version {VERSION}: "
+                    f"{name} is a trajectory of version {values['version']!r}; this limpet reads version {VERSION}: "
                     "record it again, or view it with the limpet that wrote it"
                 )
             trajectory = _without_frames(values)
@@ -274,7 +274,7 @@ class TracedPlan(NamedTuple):
 
 
 def _tracing_backend(candidates: int, found: list[tuple[Tensor, Tensor]]) -> Backend:
-    """The sparse backend, which also appends each position's most probable tokens and their probabilities to `found`."""
+    """The sparse backend; it also appends each position's most probable tokens and their probabilities to `found`."""
 
     def plan(transition: Transition, call: NetworkCall) -> TracedPlan:
         return TracedPlan(sparse.BACKEND.plan(transition, call), transition, call)
@@ -313,8 +313,6 @@ def follow(
     cache, candidates = CallCache(model), min(CANDIDATES, model.vocab_size)
     trajectories, recordings = [], []
     for name, sampler in samplers.items():
-        if not _is_flat(sampler.to_dict()):
-            raise LimpetError(f"{name} has a parameter that is not a finite number: give it another value")
         found: list[tuple[Tensor, Tensor]] = []
         inputs = Inputs(tokens, rng, backend=_tracing_backend(candidates, found), trace=True)
         recording = _frames(cache, sampler, inputs, found)
@@ -340,7 +338,8 @@ def _frames(
     """Every frame of a trajectory, with the names of its masks."""
     with torch.inference_mode():
         state = first_state(sampler, context_of(model, inputs), inputs)
-    before, is_fixed, names = state.tokens, inputs.fixed[0] >= 0, None
+    before, is_fixed = state.tokens, inputs.fixed[0] >= 0
+    names: list[str] = []
     for step in rollout(model, sampler, inputs, state):
         names = names or [FIXED, *step.masks]
         if names != [FIXED, *step.masks] or not _are_masks(names):

@@ -1,4 +1,4 @@
-"""Limits on connections (time, number, unread answers), and the check of which host and which client a request names."""
+"""Limits on connections: their number, their time and unread answers; the host and the client that a request names."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class RequestFilter:
     def is_own(self, host: str) -> bool:
         """Whether a Host header, which is a name and perhaps a port, names this server."""
         found = HOST.fullmatch(host.lower())
-        name = found and (found["name"] or (found["ipv6"] if _ip(found["ipv6"]) else None))
+        name = found and (found["name"] or found["ipv6"])
         return bool(name) and (name in self.names or (self.any_address and _ip(name) is not None))
 
 
@@ -205,7 +205,7 @@ def is_trusted(address: str, proxies: tuple[Network, ...]) -> bool:
 
 
 def client_address(scope: Scope, proxies: tuple[Network, ...]) -> str:
-    """The address that a request comes from: behind trusted proxies, the last in X-Forwarded-For that is none of them."""
+    """The address that a request comes from: the last in X-Forwarded-For that is not a trusted proxy."""
     address: str = scope["client"][0] if scope["client"] else ""
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
     forwarded = [text for text in ",".join(values).split(",") if text.strip()]

@@ -17,14 +17,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import limpet
 from limpet import samplers as registered
 from limpet.errors import LimpetError
 from limpet.samplers import CRS, Native, Sampler
 from limpet.server import schema
 from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
 from limpet.server.playground import playground
-from limpet.server.scheduler import BROKEN, ClientLeft, Job, Limits, Queue, Refusal
+from limpet.server.scheduler import BROKEN, ClientLeft, RequestJob, Limits, Queue, Refusal
 from limpet.server.workers import WorkerFactory
 
 BODY_SECONDS = 10.0  # for the body of a request to arrive
@@ -169,7 +168,7 @@ async def _error_answer(request: Request, error: Exception) -> Response:
     return _answer({"error": BROKEN}, 500)  # uvicorn logs the error itself
 
 
-async def _result(request: Request, job: Job) -> Any:
+async def _result(request: Request, job: RequestJob) -> Any:
     """The job's result; if the client leaves first, the job stops."""
     done, left = asyncio.wrap_future(job.future), asyncio.ensure_future(_wait_until_left(request.receive))
     try:
@@ -186,7 +185,7 @@ async def _result(request: Request, job: Job) -> Any:
 class EventStream(StreamingResponse):
     """Server-sent events of one job, which ends with the answer."""
 
-    def __init__(self, job: Job, first: str) -> None:
+    def __init__(self, job: RequestJob, first: str) -> None:
         self.job = job
         super().__init__(_events(job, first), 200, {**HEADERS, "X-Accel-Buffering": "no"}, schema.EVENTS)
 
@@ -197,7 +196,7 @@ class EventStream(StreamingResponse):
             self.job.stop()
 
 
-async def _events(job: Job, first: str) -> AsyncIterator[str]:
+async def _events(job: RequestJob, first: str) -> AsyncIterator[str]:
     yield first
     while True:
         try:

@@ -17,7 +17,7 @@ from limpet.errors import LimpetError
 
 if TYPE_CHECKING:
     from limpet.server.handlers import Request
-    from limpet.server.workers import Worker
+    from limpet.server.workers import RequestWorker
 
 LOG = logging.getLogger(__name__)
 BROKEN = "the server failed to answer this request; its log says why"
@@ -72,7 +72,7 @@ class ClientLeft(Exception):
     """The client is gone, so its work stops."""
 
 
-class Job:
+class RequestJob:
     """One request: its events while it runs, and its result."""
 
     def __init__(self, kind: str, request: Request, client: str, seconds: float) -> None:
@@ -98,7 +98,7 @@ class Job:
             first, self._is_taken = not self._is_taken, True
         return first and self.future.set_running_or_notify_cancel()
 
-    def run(self, worker: Worker) -> None:
+    def run(self, worker: RequestWorker) -> None:
         """Do the work and set the future. Runs in a thread of the queue."""
         if not self._take():
             return
@@ -110,7 +110,7 @@ class Job:
             LOG.exception("a request failed")
             self.future.set_exception(Refusal(500, BROKEN))
 
-    def _work(self, worker: Worker) -> Any:
+    def _work(self, worker: RequestWorker) -> Any:
         """The worker's result. A worker that died before it took the job up, while it was idle, gets it once more."""
         for may_repeat in (True, False):
             self._deadline = now() + max(START_SECONDS, self.seconds)
@@ -152,16 +152,16 @@ class Queue:
     Next is the client that was served least lately. Places that become free are kept for the clients that were
     refused, in the order in which they came, until they had time to come again."""
 
-    def __init__(self, limits: Limits, workers: list[Worker]) -> None:
+    def __init__(self, limits: Limits, workers: list[RequestWorker]) -> None:
         self.limits, self.workers = limits, workers
-        self.jobs: set[Job] = set()  # that wait or run
-        self._waiting: list[Job] = []
-        self._running: set[Job] = set()
+        self.jobs: set[RequestJob] = set()  # that wait or run
+        self._waiting: list[RequestJob] = []
+        self._running: set[RequestJob] = set()
         self._lock = threading.Lock()  # of the three above
         self._refused: dict[str, float] = {}  # clients in the order of their refusal -> until when each is waited for
         self._served: dict[str, float] = {}  # seconds of each client; they decay
         self._decayed_at = now()
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[RequestWorker] = queue.SimpleQueue()
         for worker in workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(len(workers), "limpet")
@@ -181,12 +181,12 @@ class Queue:
             stuck = [job for job in self._running if now() - job.last_call > STUCK_SECONDS]
         return "stuck" if len(stuck) == len(self.workers) else "ready"
 
-    def submit(self, kind: str, request: Request, client: str) -> Job:
+    def submit(self, kind: str, request: Request, client: str) -> RequestJob:
         """Add a request, or raise a Refusal. Called in the event loop."""
         if self._is_closed:
             raise Refusal(503, STOPPING, {"Retry-After": "10"})
         self._check_place(client)
-        job = Job(kind, request, client, self.limits.seconds)
+        job = RequestJob(kind, request, client, self.limits.seconds)
         ahead = len(self.jobs) + 1 - self.limits.workers
         if ahead > 0:
             job.events.put_nowait(("queued", {"ahead": ahead}))
@@ -233,7 +233,7 @@ class Queue:
         finally:
             self._idle.put(worker)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> RequestJob | None:
         with self._lock:
             self._waiting = [job for job in self._waiting if not job.future.done()]
             if not self._waiting:
@@ -243,7 +243,7 @@ class Queue:
             self._running.add(job)
             return job
 
-    def _account(self, job: Job) -> None:
+    def _account(self, job: RequestJob) -> None:
         """Add the time that a job took to its client's."""
         with self._lock:
             self._running.discard(job)

@@ -1,4 +1,4 @@
-"""Requests: pydantic models made from the samplers' parameters, and the OpenAPI description (see assets/openapi.json)."""
+"""Requests: pydantic models made from the samplers' parameters; assets/openapi.json describes the rest of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers: a process that holds the models and can be killed and replaced at any moment, or the server's own process."""
+"""Workers: a process that holds the models and can be killed and replaced at any time, or the server's own process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Check = Callable[[], None]  # raises when work must stop
 Message = tuple[str, Any]  # from the process: begun, event, done, refused, failed or stopped; and its content
 
 
-class Worker(Protocol):
+class RequestWorker(Protocol):
     """Runs one request at a time."""
 
     models: dict[str, dict[str, Any]]  # facts of each model, see `Resources.facts`
@@ -58,7 +58,7 @@ class Worker(Protocol):
         ...
 
 
-WorkerFactory = Callable[[], Worker]
+WorkerFactory = Callable[[], RequestWorker]
 
 
 def in_this_process(resources: Resources) -> WorkerFactory:
@@ -207,12 +207,11 @@ class WorkerProcess:
 def _serve(pipe: Connection, load: Callable[[], Resources]) -> None:
     """In the process: load the resources, then do what comes through the pipe until it closes."""
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE)  # read when the first kernel is made
-    resources: Resources | None = None
+    loaded: list[Resources] = []
 
     def load_resources() -> dict[str, dict[str, Any]]:
-        nonlocal resources
-        resources = load()
-        return resources.facts()
+        loaded.append(load())
+        return loaded[0].facts()
 
     def attempt(number: int, work: Callable[[], Any]) -> None:
         try:
@@ -233,11 +232,11 @@ def _serve(pipe: Connection, load: Callable[[], Resources]) -> None:
             pipe.send((number, "event", event))
 
         pipe.send((number, "begun", None))
-        attempt(number, lambda: HANDLERS[kind](resources, request, report))
+        attempt(number, lambda: HANDLERS[kind](loaded[0], request, report))
 
     with suppress(EOFError, ConnectionError):  # the server is gone
         attempt(LOADING, load_resources)
-        while resources is not None:
+        while loaded:
             number, kind, request = pipe.recv()
             if kind is STOP:  # of work that has just ended by itself
                 pipe.send((number, "stopped", None))

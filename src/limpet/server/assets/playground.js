@@ -40,17 +40,17 @@
 
   // The form
 
-  function labelFor(name, input) {
-    const label = make("label", "", name);
-    label.append(input);
-    return label;
+  function withCaption(caption, input) {
+    const element = make("label", "", caption);
+    element.append(input);
+    return element;
   }
 
   function addSampler(name, values) {
     const box = make("fieldset"), nameInput = make("input"), preset = make("select"), sampler = make("select");
     const first = make("div", "row"), more = make("details"), rest = make("div", "row");
     const remove = make("button", "quiet", "remove");
-    const which = labelFor("Sampler", sampler);
+    const which = withCaption("Sampler", sampler);
     let inputs = []; // [param, input] of the chosen sampler
     nameInput.maxLength = 80;
     nameInput.required = true;
@@ -65,16 +65,16 @@
       rest.replaceChildren(...inputs.map(([param, input]) => {
         input.value = (param.name in values ? values[param.name] : defaultOf(param)) ?? "";
         input.onchange = custom;
-        const title = param.name.replaceAll("_", " "), label = labelFor(title.charAt(0).toUpperCase() + title.slice(1), input);
-        label.dataset.tip = param.help;
-        return label;
+        const title = param.name.replaceAll("_", " "), field = withCaption(title.charAt(0).toUpperCase() + title.slice(1), input);
+        field.dataset.tip = param.help;
+        return field;
       }));
     };
     preset.onchange = () => { if (preset.value !== "custom") fill(preset.value, PRESETS[preset.value]); };
     sampler.onchange = () => { fill(sampler.value, { sampler: sampler.value }); custom(); };
     remove.type = "button";
     remove.onclick = () => { box.remove(); renumber(); };
-    first.append(labelFor("Preset", preset), which, labelFor("Name", nameInput), remove);
+    first.append(withCaption("Preset", preset), which, withCaption("Name", nameInput), remove);
     more.append(make("summary", "", "All parameters"), rest);
     box.append(make("legend"), first, more);
     $("samplers").append(box);
@@ -140,9 +140,9 @@
     Object.assign(content, { type: "text", value: text, required: true });
     remove.type = "button";
     remove.onclick = () => row.remove();
-    const wide = labelFor("Text", content);
+    const wide = withCaption("Text", content);
     wide.className = "wide";
-    row.append(labelFor("Position", at), wide, remove);
+    row.append(withCaption("Position", at), wide, remove);
     row.read = () => ({ position: Number(at.value) - 1, text: content.value });
     $("fixed").append(row);
   }
