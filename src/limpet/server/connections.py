@@ -187,8 +187,8 @@ class RequestFilter:
     def is_own(self, host: str) -> bool:
         """Whether a Host header, which is a name and perhaps a port, names this server."""
         found = HOST.fullmatch(host.lower())
-        name = found and (found["name"] or found["ipv6"])
-        return bool(name) and (name in self.names or (self.any_address and _ip(name) is not None))
+        name: str = (found["name"] or found["ipv6"]) if found else ""
+        return name in self.names or (self.any_address and _ip(name) is not None)
 
 
 def parse_proxies(addresses: Iterable[str]) -> tuple[Network, ...]:

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from limpet.errors import LimpetError
-from limpet.evaluation import scoring, statistics
-from limpet.evaluation.comparison import MEASURES
-from limpet.evaluation.judges import Judge
+from limpet.evaluation import Judge, SampleSet, convention_for, evaluate, source_judge
+from limpet.evaluation.comparison import METRICS
 from limpet.generation import sample
 from limpet.models import Denoiser
 from limpet.models.exact import Source
 from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler
 
+ABOUT_JUDGE = ("digest", "convention", "precision")
+LIKELIHOOD = ("counted", "nll", "perplexity")
 Report = Callable[[str, Any], None]  # (event, data), after every network call; raises when work must stop
 
 
@@ -31,10 +32,10 @@ class Resources:
 
     def judge_of(self, model: Denoiser) -> Judge | None:
         """The judge of a model's texts: its true distribution where that is known, else the one that can read them."""
-        judge = scoring.source_judge(model) or self.judge
+        judge = source_judge(model) or self.judge
         try:
             if judge is not None:
-                scoring.way_for(judge, model)
+                convention_for(judge, model)
             return judge
         except LimpetError:
             return None
@@ -99,10 +100,9 @@ def trajectories(resources: Resources, request: Request, report: Report) -> list
         report("frame", {"trajectories": parts})
     is_fixed = recorded[0].header.mask(recorded[0].frames[-1], FIXED)
     tokens = np.stack([one.frames[-1].tokens for one in recorded])
-    for trajectory, scores in zip(
-        recorded, _scores(resources, request, tokens, int(is_fixed.cumprod().sum())), strict=True
-    ):
-        trajectory.scores = scores
+    scores = _scores(resources, request, tokens, int(is_fixed.cumprod().sum()))
+    for trajectory, found in zip(recorded, scores, strict=True):
+        trajectory.scores = found
     report("end", {"trajectories": [{"text": one.text, "scores": one.scores} for one in recorded]})
     return recorded
 
@@ -127,14 +127,10 @@ def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: 
     model, n = resources.models[request.model], len(tokens)
     if not request.score or prompt_length == tokens.shape[1]:
         return [{} for _ in range(n)]
-    columns: dict[str, list[Any]] = {}
-    judge = resources.judge_of(model)
-    if judge is not None:
-        found = scoring.score(judge, model, tokens, prompt_length)
-        for name in ("judge", "digest", "convention", "precision"):
-            columns[name] = [getattr(found, name)] * n
-        with np.errstate(over="ignore"):
-            nll, perplexity = statistics.numbers(found.mean), statistics.numbers(np.exp(found.mean))
-        columns |= {"counted": found.tokens.tolist(), "nll": nll, "perplexity": perplexity}
-    columns |= scoring.diversity(tokens[:, prompt_length:], MEASURES)[0]
-    return [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(n)]
+    scores = evaluate(SampleSet.from_tokens(model, tokens, prompt_length), resources.judge_of(model), METRICS)
+    judge = scores.judge
+    about = {} if judge is None else {"judge": judge["name"], **{name: judge[name] for name in ABOUT_JUDGE}}
+    return [
+        about | {name: row[name] for name in (*LIKELIHOOD, *METRICS) if row.get(name) is not None}
+        for row in scores.sample_rows()
+    ]
