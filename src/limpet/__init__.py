@@ -1,24 +1,37 @@
-"""limpet: the laboratory and the fast sampler for uniform-state discrete diffusion language models.
+"""limpet: a library for sampling uniform-state discrete diffusion models, and for comparing samplers.
 
-Which names are public, and where each is at home, stands in `__init__.pyi`. They are fetched when first asked for:
-torch alone takes a second, and `limpet --help` has no use for it."""
+Public names are imported lazily: torch alone takes a second, and `limpet --help` does not need it. `__init__.pyi` says
+the same to type checkers."""
 
-import ast
-import pathlib
+import importlib
 from typing import Any as _Any
 
-__version__ = "0.2.0"
-_written = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-_homes = {one.name: line.module for line in _written if isinstance(line, ast.ImportFrom) for one in line.names}
-__all__ = sorted(_homes)
+__version__ = "0.3.0.dev0"
+
+_MODULES = {  # module -> its public names
+    "limpet.diffusion": ("process", "selection", "transitions", "truncation"),
+    "limpet.diffusion.backends": ("Transition",),
+    "limpet.errors": ("LimpetError",),
+    "limpet.evaluation": ("Comparison", "Scores", "compare", "evaluate", "load_judge"),
+    "limpet.generation": ("Inputs", "Sample", "Samples", "Step", "reply", "rollout", "sample", "steps"),
+    "limpet.models": ("Denoiser", "ModelInput", "WrappedDenoiser"),
+    "limpet.models.loading": ("load",),
+    "limpet.samplers": (
+        "CRS", "DDIM", "BlockRefinement", "Context", "EntropyBound", "GIDDAdaptive", "GIDDCorrection", "Gibbs",
+        "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo", "Trapezoidal", "param",
+    ),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _homes:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = __import__(_homes[name], fromlist=[name])  # `from home import name`, which also finds a module in a package
-    globals()[name] = getattr(home, name)
-    return globals()[name]
+    module = importlib.import_module(_MODULE_OF[name])
+    value = getattr(module, name, None) or importlib.import_module(f"{module.__name__}.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

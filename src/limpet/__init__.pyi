@@ -1,18 +1,17 @@
-# The public names and where each is at home: what type checkers read, and `__init__.py` when a name is first asked for.
+# The public names of `__init__.py` for type checkers; a test holds the two equal.
 
-from limpet.canvases import reply
 from limpet.diffusion import process, selection, transitions, truncation
 from limpet.diffusion.backends import Transition
 from limpet.errors import LimpetError
-from limpet.evaluation.comparison import Comparison, compare
-from limpet.evaluation.judges import load_judge
-from limpet.generation import Samples, sample
-from limpet.models import Denoiser
+from limpet.evaluation import Comparison, Scores, compare, evaluate, load_judge
+from limpet.generation import Inputs, Sample, Samples, Step, reply, rollout, sample, steps
+from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.loading import load
 from limpet.samplers import (
     CRS,
     DDIM,
     BlockRefinement,
+    Context,
     EntropyBound,
     Gibbs,
     GIDDAdaptive,
@@ -22,10 +21,11 @@ from limpet.samplers import (
     Native,
     Psi,
     Sampler,
+    State,
+    StepInfo,
     Trapezoidal,
     param,
 )
-from limpet.samplers.context import Context, State, StepInfo, generate
 
 __version__: str
 __all__ = [
@@ -40,25 +40,33 @@ __all__ = [
     "GIDDCorrection",
     "Gibbs",
     "Guided",
+    "Inputs",
     "LimpetError",
     "Mend",
+    "ModelInput",
     "Native",
     "Psi",
+    "Sample",
     "Sampler",
     "Samples",
+    "Scores",
     "State",
+    "Step",
     "StepInfo",
     "Transition",
     "Trapezoidal",
+    "WrappedDenoiser",
     "compare",
-    "generate",
+    "evaluate",
     "load",
     "load_judge",
     "param",
     "process",
     "reply",
+    "rollout",
     "sample",
     "selection",
+    "steps",
     "transitions",
     "truncation",
-]  # fmt: skip
+]

@@ -1,120 +1,301 @@
-"""From a model and a sampler to samples: what is fixed, which batches, what comes back."""
+"""From a model and a sampler to samples: the one loop (`rollout`), and `sample`, `steps` and `reply`, which call it."""
 
 from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend
-from limpet.diffusion.rng import SAMPLES, SEEDS, CounterRNG
+from limpet.diffusion.backends import Backend, Outcome, fastest
+from limpet.diffusion.rng import SAMPLES, CounterRNG, canvas_seed
+from limpet.diffusion.rng import SEEDS as SEED_LIMIT
 from limpet.errors import LimpetError, extra, plain, remark
 from limpet.files import read_text, write_whole
 from limpet.html import table
-from limpet.models import Denoiser, Needed, Wrapped, check_model, tokenizer_digest
-from limpet.samplers import CRS, Sampler, from_dict
-from limpet.samplers.context import Context, State, StepInfo, generate, open_context
+from limpet.models import Canvas, Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
+from limpet.samplers import CRS, Context, Sampler, State, StepInfo, as_sampler, from_dict
+
+SEED = 8200  # default seed
+SEEDS = (8200, 8210, 8220, 8230)  # default seeds of comparisons and studies: the paper's
+SHOWN = 8  # samples that a notebook shows of many
+BATCH_TOKENS = {"cpu": 8192}  # default number of positions in a batch, by kind of device
+ACCELERATOR_BATCH_TOKENS = 65536  # of every other kind
 
 Ids = Sequence[int]
-Given = str | Ids | Tensor | Sequence[str] | Sequence[Ids]  # a prompt: text, ids, or (n, P) ids; or each sample's own
-Fixed = Mapping[int, int | str | Ids] | Tensor  # a token, or some from there on as ids or text; or (L,) or (n, L) ids
-Watcher = Callable[
-    [State, StepInfo, int, int], None
-]  # told after every call of every batch, with how many are done, of all
-SHOWN = 8  # samples that a notebook shows of many
-ABOUT = ("nfe", "seed", "model", "digest", "precision", "tokenizer")  # what is written of all samples of a run alike
+Prompt = str | Ids | Tensor | Sequence[str] | Sequence[Ids]  # text, ids, or (n, P) ids; or one for each sample
+Fixed = Mapping[int, int | str | Ids] | Tensor  # a token, or text or ids from a position on; or (L,) or (n, L) ids
+Progress = Callable[[int, int], None]  # called after every network call: calls done, of how many
+
+
+# The one loop
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one batch is sampled from, besides model and sampler."""
+
+    fixed: Tensor  # (B, L) fixed tokens, -1 where a position is free
+    rng: CounterRNG  # random numbers of the batch's samples
+    replay: tuple[Tensor, ...] | None = None  # the final memory of the trajectories whose choices are repeated
+    backend: Backend | None = None  # default: the fastest on the device
+    trace: bool = False  # inspect every prediction, also those that the sampler does not read
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """One network call of a batch: what the network read, what it predicted, and the state after it."""
+
+    context: Context
+    state: State  # after the call
+    info: StepInfo
+
+    @property
+    def call(self) -> int:
+        """The number of the call, from 0."""
+        return self.info.call
+
+    @property
+    def t(self) -> float:
+        """The time of the call, from 1 (noise) towards 0 (clean)."""
+        return self.info.t
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, L) the noisy tokens after the call; after the last call, the output."""
+        return self.state.tokens
+
+    @property
+    def model_input(self) -> Tensor:
+        """(B, L) the tokens that the network was given."""
+        return self.info.model_input
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was read of the predictions: `top`, `deficit` and `gain`, where they were inspected."""
+        return self.info.outcome
+
+    @property
+    def deficit(self) -> Tensor:
+        """(B, L) 1 - max prob of each prediction; inf where it was not inspected."""
+        return self.info.outcome.deficit
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """(B, L) bool by name: what the sampler did where."""
+        return self.info.masks
+
+    @property
+    def committed(self) -> Tensor:
+        """(B, L) bool: committed before this call."""
+        return self.info.masks.get("committed", self.context.no_positions)
+
+    @property
+    def visible(self) -> Tensor:
+        """(B, L) bool: committed tokens that stand in the model input."""
+        return self.info.masks.get("visible", self.context.no_positions)
+
+    def text(self, sample: int = 0) -> str:
+        """The text of one sample after the call."""
+        model = self.context.model
+        if model.tokenizer is None:
+            raise LimpetError(f"{model.name} has no tokenizer, so its samples have no text; use .tokens")
+        return model.tokenizer.decode(self.tokens[sample].tolist())
+
+    def __repr__(self) -> str:
+        return f"<Step: call {self.call} at t {self.t:.4g}, {len(self.tokens)} samples, masks {[*self.masks]}>"
+
+
+def context_of(model: Denoiser, inputs: Inputs) -> Context:
+    """What stays the same while a batch is sampled, on the fastest backend of its device by default."""
+    return Context(model, inputs.rng, inputs.fixed, inputs.backend or fastest(inputs.fixed.device), inputs.trace)
+
+
+def first_state(sampler: Sampler, context: Context, inputs: Inputs) -> State:
+    """The state before the first call, of a replay where there is one."""
+    return sampler.init(context) if inputs.replay is None else sampler.replay(context, inputs.replay)
+
+
+def rollout(
+    model: Denoiser,
+    sampler: Sampler,
+    inputs: Inputs,
+    start: State | None = None,
+    stop: int | None = None,
+    *,
+    until_finished: bool = False,
+) -> Iterator[Step]:
+    """Sample one batch, call by call: the only code that begins, steps and finishes a trajectory.
+
+    start: go on from this state, also from one of another sampler's trajectory (default: the beginning). stop: end
+    before the call of this number (default: after the last). until_finished: end as soon as the sampler says that no
+    later call changes any sample. Yields a `Step` after every network call."""
+    context = context_of(model, inputs)
+    with torch.inference_mode():
+        state = first_state(sampler, context, inputs) if start is None else start
+    last = sampler.nfe if stop is None else min(stop, sampler.nfe)
+    while state.call < last:
+        due = state.call + 1
+        with torch.inference_mode():
+            state, info = sampler.step(context, state)
+        if state.call != due:
+            raise LimpetError(f"{sampler.name} returned a state of {state.call} calls after call {due}: count them")
+        if model.self_conditioned and state.previous is None:
+            raise LimpetError(
+                f"{model.name} is self-conditioned, and {sampler.name} does not pass features on: return "
+                "state.next(tokens, features, memory)"
+            )
+        yield Step(context, state, info)
+        if until_finished and bool(sampler.finished(state).all()):
+            break
+    context.check_finite()
+
+
+class CountingDenoiser(WrappedDenoiser):
+    """A denoiser that counts network calls and the rows of its head."""
+
+    def __init__(self, inner: Denoiser) -> None:
+        super().__init__(inner)
+        self.calls, self.rows = 0, 0
+
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        self.calls += 1
+        return super().backbone(inputs)
+
+    def head(self, features: Tensor) -> Tensor:
+        self.rows += features.shape[:-1].numel()
+        return super().head(features)
+
+
+# Samples
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, with everything that decides it."""
+
+    text: str | None  # None where the model has no tokenizer
+    tokens: list[int]
+    seed: int
+    index: int  # its number under the seed
+    model: str
+    digest: str  # of the model
+    precision: str  # that the model ran in
+    tokenizer: str | None  # its digest
+    nfe: int
+    committed: int  # positions committed by the end
+    prompt_length: int  # how many first tokens were fixed
+    prompt: str | None  # their text
+    fixed: list[list[int]]  # [position, token] of the fixed tokens after the prompt
+    sampler: dict[str, Any]  # as `Sampler.to_dict` writes it
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary: a line of what `limpet sample --json` writes."""
+        return {("sample" if name == "index" else name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Samples:
-    """What `sample` returns: a sequence of samples, each a plain dict with everything that decides it (`rows`).
+class Samples(Sequence[Sample]):
+    """What `sample` returns: a sequence of `Sample`, with their tokens as one tensor.
 
-    A slice is the samples that follow each other there. Samples are equal where their rows are; `save` writes the rows
-    as JSON lines, as `limpet sample` does, and `load` reads them back, without the memory that a replay needs."""
+    Samples are equal where all their records are. `save` writes one line of JSON for each, as `limpet sample --json`
+    does; `load` reads them back, without the memory that a replay needs."""
 
     tokens: Tensor  # (n, L)
-    nfe: int  # calls of the denoiser's body for each sample, counted
-    head_rows: float  # rows of the head evaluated, as a fraction of nfe x free positions
-    committed: Tensor  # (n,) how many positions each sample committed along its path
-    memory: tuple[Tensor, ...]  # (n, L) each: what the sampler remembered at the end; `replay` takes it
+    nfe: int  # network calls for each sample, counted
+    head_rows: float  # rows of the head that were computed, as a fraction of nfe x free positions
+    committed: Tensor  # (n,) how many positions were committed in each
+    memory: tuple[Tensor, ...]  # (n, L) each: the sampler's final memory; `replay` takes it
     sampler: Sampler
     seed: int
-    first: int  # index of the first sample under the seed
-    given: Tensor  # (n, L) what was given, -1 where it was free
+    indices: Tensor  # (n,) the number of each sample under the seed
+    fixed: Tensor  # (n, L) the fixed tokens, -1 where a position was free
     model: str
     digest: str
-    precision: str  # what the model ran in
-    tokenizer: str | None  # its digest
+    precision: str
+    tokenizer: str | None
     _decode: Callable[[list[int]], str] | None
 
     @property
-    def prefix(self) -> int:
-        """How many leading tokens were given to every sample."""
-        return int(self.prefixes.min())
+    def first(self) -> int:
+        """The number of the first sample under the seed."""
+        return int(self.indices[0])
 
     @property
-    def prefixes(self) -> Tensor:
-        """(n,) how many leading tokens were given to each."""
-        return (self.given >= 0).long().cumprod(1).sum(1)
+    def prompt_lengths(self) -> Tensor:
+        """(n,) how many first tokens of each were fixed."""
+        return (self.fixed >= 0).long().cumprod(1).sum(1)
+
+    @property
+    def prompt_length(self) -> int:
+        """How many first tokens of every sample were fixed."""
+        return int(self.prompt_lengths.min())
 
     @property
     def texts(self) -> list[str]:
+        """The text of each sample."""
         if self._decode is None:
             raise LimpetError(f"{self.model} has no tokenizer, so its samples have no text; use .tokens")
         return [self._decode(ids) for ids in self.tokens.tolist()]
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """One plain dict a sample, with everything that decides it: what `limpet sample` writes as JSON lines."""
-        committed, sampler = self.committed.tolist(), self.sampler.to_dict()
-        for i, (tokens, prefix, given) in enumerate(
-            zip(self.tokens.tolist(), self.prefixes.tolist(), self.given, strict=True)
-        ):
-            fixed = [at for at in (given >= 0).nonzero().flatten().tolist() if at >= prefix]
-            before, after = (None, None) if self._decode is None else cut(self._decode, tokens, prefix)
-            yield {
-                "text": None if before is None or after is None else before + after, "tokens": tokens,
-                "seed": self.seed, "sample": self.first + i, "model": self.model, "digest": self.digest,
-                "precision": self.precision, "tokenizer": self.tokenizer, "nfe": self.nfe, "committed": committed[i],
-                "prefix": prefix, "prefix_text": before, "fixed": [[at, tokens[at]] for at in fixed],
-                "sampler": sampler,
-            }  # fmt: skip
-
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self.rows()
+    def __iter__(self) -> Iterator[Sample]:
+        committed, indices, sampler = self.committed.tolist(), self.indices.tolist(), self.sampler.to_dict()
+        for i, (tokens, length) in enumerate(zip(self.tokens.tolist(), self.prompt_lengths.tolist(), strict=True)):
+            positions = (self.fixed[i] >= 0).nonzero().flatten().tolist()
+            prompt, rest = (None, None) if self._decode is None else split_text(self._decode, tokens, length)
+            yield Sample(
+                text=None if prompt is None or rest is None else prompt + rest,
+                tokens=tokens,
+                seed=self.seed,
+                index=indices[i],
+                model=self.model,
+                digest=self.digest,
+                precision=self.precision,
+                tokenizer=self.tokenizer,
+                nfe=self.nfe,
+                committed=committed[i],
+                prompt_length=length,
+                prompt=prompt,
+                fixed=[[position, tokens[position]] for position in positions if position >= length],
+                sampler=sampler,
+            )
 
     @overload
-    def __getitem__(self, which: int) -> dict[str, Any]: ...
+    def __getitem__(self, which: SupportsIndex) -> Sample: ...
 
     @overload
     def __getitem__(self, which: slice) -> Samples: ...
 
-    def __getitem__(self, which: int | slice) -> dict[str, Any] | Samples:
-        if isinstance(which, int):
-            if not -len(self) <= which < len(self):
-                raise IndexError(f"there are {len(self)} samples, and none is number {which}")
-            (row,) = self[which % len(self) : which % len(self) + 1].rows()
-            return row
-        start, stop, step = which.indices(len(self))
-        if step != 1 or start >= stop:
-            raise LimpetError("a slice of samples is one or more that follow each other, as in samples[2:4]")
-        memory = [part[start:stop] for part in self.memory]
+    def __getitem__(self, which: SupportsIndex | slice) -> Sample | Samples:
+        if not isinstance(which, slice):
+            index = operator.index(which)
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there are {len(self)} samples, and none is number {index}")
+            index %= len(self)
+            return next(iter(self[index : index + 1]))
+        rows = torch.arange(len(self))[list(range(*which.indices(len(self))))]
+        parts = [part[rows] for part in self.memory]
         return replace(
-            self, tokens=self.tokens[start:stop], committed=self.committed[start:stop], given=self.given[start:stop],
-            first=self.first + start,
-            memory=tuple(memory) if type(self.memory) is tuple else type(self.memory)(*memory),
-        )  # fmt: skip
+            self,
+            tokens=self.tokens[rows],
+            committed=self.committed[rows],
+            indices=self.indices[rows],
+            fixed=self.fixed[rows],
+            memory=_like(self.memory, parts),
+        )
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Samples) else NotImplemented
@@ -126,225 +307,358 @@ class Samples:
 
     @property
     def caption(self) -> str:
-        """What they are, in a line."""
+        """A line that says what they are."""
         n, length = self.tokens.shape
-        many = f"{n} sample{'s' if n > 1 else ''} of {length} tokens"
-        return f"{many}: {self.model} in {self.precision}, {self.sampler!r}, seed {self.seed}"
+        count = f"{n} sample{'' if n == 1 else 's'} of {length} tokens"
+        return f"{count}: {self.model} in {self.precision}, {self.sampler!r}, seed {self.seed}"
 
     def _repr_html_(self) -> str:
         texts = self.texts if self._decode else [str(ids) for ids in self.tokens.tolist()]
-        rows = [[str(self.first + i), str(int(self.committed[i])), text] for i, text in enumerate(texts[:SHOWN])]
+        rows = [
+            [str(index), str(committed), text]
+            for index, committed, text in zip(self.indices.tolist(), self.committed.tolist(), texts, strict=True)
+        ]
         more = f"; the first {SHOWN}" if len(self) > SHOWN else ""
-        return table(self.caption + more, ["sample", "committed", "text"], rows)
+        return table(self.caption + more, ["sample", "committed", "text"], rows[:SHOWN])
 
     def to_pandas(self) -> Any:
-        """A data frame, one row a sample; the sampler's parameters are columns of their own."""
-        return extra("pandas", "notebook").json_normalize(list(self), sep=" ")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """One line of JSON a sample; `limpet score` takes such a file too."""
-        write_whole(path, self.lines())
+        """A data frame with one row for each sample; the sampler's parameters are columns of their own."""
+        return extra("pandas", "notebook").json_normalize([sample.to_dict() for sample in self], sep=" ")
 
     def lines(self) -> str:
-        """JSON lines, one a sample."""
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self)
+        """One line of JSON for each sample."""
+        return "".join(json.dumps(sample.to_dict(), ensure_ascii=False) + "\n" for sample in self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one line of JSON for each sample; `limpet score` reads such a file too."""
+        write_whole(path, self.lines())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], sampler: Sampler | None = None) -> Samples:
-        """What `save` or `limpet sample --out` wrote. A sampler of one's own, in a Python file, is to be given: what a
-        file of samples names is never run."""
+        """Read what `save` or `limpet sample --out` wrote.
+
+        sampler: needed where the samples were drawn by a sampler in a Python file, since loading runs no file."""
         try:
-            lines = read_text(path, "name a file of samples").split("\n")  # a text may have other ends of lines in it
-            return _read([json.loads(line) for line in lines if line], sampler)
+            lines = read_text(path, "name a file of samples").split("\n")  # a text may contain other line ends
+            return _read_samples([json.loads(line) for line in lines if line], sampler)
         except (ValueError, TypeError, LookupError, RecursionError, RuntimeError) as error:
             reason = str(error) if isinstance(error, LimpetError) else repr(error)
             raise LimpetError(f"{path} does not hold the samples of one run ({reason})") from error
 
 
-def _read(rows: list[dict[str, Any]], sampler: Sampler | None) -> Samples:
-    """Samples from the rows of one run, which agree on all but each sample's own. How many rows of the head were
-    evaluated is not written, as it hangs on the batch."""
+SAME = ("seed", "model", "digest", "precision", "tokenizer", "nfe", "sampler")  # equal in all samples of a run
+
+
+def _like(memory: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Parts as a tuple of the same class as a memory."""
+    return tuple(parts) if type(memory) is tuple else type(memory)(*parts)
+
+
+def _read_samples(rows: list[dict[str, Any]], sampler: Sampler | None) -> Samples:
+    """Samples from the records of one run. The share of head rows is not in them, as it depends on the batch."""
     if not rows:
         raise LimpetError("it is empty")
-    first, own = rows[0], ("text", "tokens", "sample", "committed", "prefix", "prefix_text", "fixed")
+    first = rows[0]
     for i, row in enumerate(rows):
-        if row["sample"] != first["sample"] + i or any(row[key] != first[key] for key in first if key not in own):
-            raise LimpetError(f"line {i + 1} is not of the run of line 1, or not the sample after the one before it")
+        if any(row[name] != first[name] for name in SAME):
+            raise LimpetError(f"line {i + 1} is of another run than line 1")
     if sampler is None:
-        if ".py:" in (name := str(first["sampler"])):  # also as another sampler's predictor
-            raise LimpetError(f"they were made under {name}, a file that is not run from here: give sampler=")
+        if ".py:" in (name := str(first["sampler"])):  # also as the predictor of another sampler
+            raise LimpetError(f"they were drawn by {name}, a file that loading does not run: give sampler=")
         sampler = from_dict(first["sampler"])
     elif sampler.to_dict() != first["sampler"]:
-        raise LimpetError(f"they were made under {first['sampler']}, not under {sampler}")
+        raise LimpetError(f"they were drawn by {first['sampler']}, not by {sampler}")
     texts = {tuple(row["tokens"]): str(row["text"]) for row in rows}
-    texts |= {tuple(row["tokens"][: row["prefix"]]): str(row["prefix_text"]) for row in rows}
+    texts |= {tuple(row["tokens"][: row["prompt_length"]]): str(row["prompt"]) for row in rows}
     tokens = torch.tensor([row["tokens"] for row in rows], dtype=torch.long)
-    given = torch.full_like(tokens, -1)
+    fixed = torch.full_like(tokens, -1)
     for i, row in enumerate(rows):
-        at = [*range(row["prefix"]), *(position for position, _ in row["fixed"])]
-        given[i, at] = tokens[i, at]
+        positions = [*range(row["prompt_length"]), *(position for position, _ in row["fixed"])]
+        fixed[i, positions] = tokens[i, positions]
     return Samples(
-        tokens=tokens, given=given, head_rows=math.nan,
+        tokens=tokens,
+        nfe=first["nfe"],
+        head_rows=math.nan,
         committed=torch.tensor([row["committed"] for row in rows], dtype=torch.long),
-        memory=(), sampler=sampler, first=int(first["sample"]),
-        **{name: first[name] for name in ABOUT},
+        memory=(),
+        sampler=sampler,
+        seed=first["seed"],
+        indices=torch.tensor([row["sample"] for row in rows], dtype=torch.long),
+        fixed=fixed,
+        model=first["model"],
+        digest=first["digest"],
+        precision=first["precision"],
+        tokenizer=first["tokenizer"],
         _decode=None if first["text"] is None else lambda ids: texts[tuple(ids)],
-    )  # fmt: skip
+    )
 
 
-def cut(decode: Callable[[list[int]], str], ids: list[int], prefix: int) -> tuple[str, str]:
-    """The text of some ids, cut where the first `prefix` of them end: the two parts are the whole. A character that
-    lies in ids on both sides is of the second part."""
-    text, before = decode(ids), decode(ids[:prefix]) if prefix else ""
-    end = len(before)
-    if not text.startswith(before):
-        end = next(i for i in range(end) if text[: i + 1] != before[: i + 1])
+def split_text(decode: Callable[[list[int]], str], ids: list[int], length: int) -> tuple[str, str]:
+    """The text of some ids, split where the first `length` of them end: the two parts are the whole. A character that
+    needs ids of both sides belongs to the second part."""
+    text, prompt = decode(ids), decode(ids[:length]) if length else ""
+    end = len(prompt)
+    if not text.startswith(prompt):
+        end = next(i for i in range(end) if text[: i + 1] != prompt[: i + 1])
     return text[:end], text[end:]
 
 
-class Counted(Wrapped):
-    """A denoiser that counts: calls of the body, rows of the head."""
-
-    def __init__(self, inner: Denoiser) -> None:
-        super().__init__(inner)
-        self.calls, self.rows = 0, 0
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        self.calls += 1
-        return super().body(tokens, t)
-
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
-        self.calls += 1
-        return super().body_at(tokens, t, needed)
-
-    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
-        self.calls += 1
-        return super().body_told(tokens, t, needed, clean)
-
-    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
-        self.calls += 1
-        return super().body_carried(tokens, t, clean, carried)
-
-    def head(self, features: Tensor) -> Tensor:
-        self.rows += features.shape[:-1].numel()
-        return super().head(features)
+# Sampling
 
 
 def sample(
     model: Denoiser,
-    sampler: Sampler | None = None,
+    sampler: Sampler | str | None = None,
     n: int = 8,
-    seed: int = 8200,
+    seed: int = SEED,
     length: int | None = None,
-    prefix: Given | None = None,
+    prompt: Prompt | None = None,
     fixed: Fixed | None = None,
     batch_size: int | None = None,
-    progress: bool | Watcher = False,
+    progress: bool | Progress = False,
     *,
     replay: tuple[Tensor, ...] | None = None,
     first: int = 0,
     backend: Backend | None = None,
 ) -> Samples:
-    """n samples of a model under a sampler (default: CRS with 64 calls).
+    """Draw n samples of a model.
 
-    prefix: text or ids to begin with, or a list of n of them, one for each sample. fixed: more generally, given tokens
-    anywhere, as {position: token}, as {position: text or ids} that begin there, or as a tensor (L,) or (n, L) with -1
-    where the position is free; both hold in state, input and output and are never committed.
-    replay: the `memory` of other samples: select where and when they did. first: index of the first sample under the
-    seed, so that shards of one set can be made apart. progress: True for a bar, or a function told after every call."""
-    sampler = CRS() if sampler is None else sampler
+    model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: CRS with 64 network
+    calls). seed: a sample depends on its seed and number alone, not on its batch. length: tokens of a sample (default:
+    the model's). prompt: text or ids that every sample begins with, or a list of n of them. fixed: tokens anywhere, as
+    {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or (n, L) with -1 where a position
+    is free; fixed tokens stay in state, model input and output. batch_size: samples in one batch (default: by device).
+    progress: True for a bar, or a function of the calls done and their total. replay: the `memory` of other samples,
+    to commit where and when they did. first: the number of the first sample under the seed. backend: how a step is
+    computed (default: the fastest)."""
+    chosen = as_sampler(CRS() if sampler is None else sampler)
     check_model(model)
-    reachable(n, seed, first, batch_size)
-    fixed = given_tokens(model, n, model.length if length is None else length, prefix, fixed).to(model.device)
+    _check_counts(n, seed, first, batch_size)
+    tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     for part in replay or ():
-        if part.shape != fixed.shape:
+        if part.shape != tokens.shape:
             raise LimpetError(
-                f"the replayed samples have shape {tuple(part.shape)}, these {tuple(fixed.shape)}: "
+                f"the replayed samples have shape {tuple(part.shape)}, these {tuple(tokens.shape)}: "
                 "ask for as many samples of the same length"
             )
-    batch_size = batch_size or at_once(model.device, fixed.shape[1])
-    counted = Counted(model)
-    ends: list[State] = []
-    committed: list[Tensor] = []
-    with watcher(progress) as watch, torch.inference_mode():
-        for start in range(0, n, batch_size):
-            rows = slice(start, min(n, start + batch_size))
-            rng = CounterRNG(seed, torch.arange(first + rows.start, first + rows.stop, device=model.device))
-            path = open_context(counted, rng, fixed[rows], backend)
+    size = batch_size or default_batch_size(model.device, tokens.shape[1])
+    counting = CountingDenoiser(model)
+    ends: list[Step] = []
+    with progress_bar(progress) as report:
+        for start in range(0, n, size):
+            rows = slice(start, min(n, start + size))
+            indices = torch.arange(first + rows.start, first + rows.stop, device=model.device)
             recorded = None if replay is None else tuple(part[rows].to(model.device) for part in replay)
-            for state, info in generate(sampler, path, begin(sampler, path, recorded)):
-                watch(state, info, start * sampler.nfe + (info.call + 1) * (rows.stop - start), n * sampler.nfe)
-            ends.append(state)
-            committed.append(info.marks.get("committed", path.no_positions).sum(-1))
-    memory = [torch.cat(parts).cpu() for parts in zip(*(end.memory for end in ends), strict=True)]
-    kind = type(ends[0].memory)
+            for step in rollout(counting, chosen, Inputs(tokens[rows], CounterRNG(seed, indices), recorded, backend)):
+                report(start * chosen.nfe + (step.call + 1) * (rows.stop - start), n * chosen.nfe)
+            ends.append(step)
+    memory = [torch.cat(parts).cpu() for parts in zip(*(end.state.memory for end in ends), strict=True)]
     return Samples(
-        tokens=torch.cat([state.tokens for state in ends]).cpu(),
-        nfe=counted.calls // len(ends),
-        head_rows=counted.rows / max(1, int((fixed < 0).sum()) * sampler.nfe),
-        committed=torch.cat(committed).cpu(),
-        memory=tuple(memory) if kind is tuple else kind(*memory),
-        sampler=sampler,
+        tokens=torch.cat([end.tokens for end in ends]).cpu(),
+        nfe=counting.calls // len(ends),
+        head_rows=counting.rows / max(1, int((tokens < 0).sum()) * chosen.nfe),
+        committed=torch.cat([end.committed.sum(-1) for end in ends]).cpu(),
+        memory=_like(ends[0].state.memory, memory),
+        sampler=chosen,
         seed=seed,
-        first=first,
-        given=fixed.cpu(),
-        model=model.name,
-        digest=model.digest,
-        precision=model.precision,
-        tokenizer=tokenizer_digest(model.tokenizer),
+        indices=torch.arange(first, first + n),
+        fixed=tokens.cpu(),
         _decode=None if model.tokenizer is None else model.tokenizer.decode,
+        **_about(model),
     )
 
 
-def reachable(n: int, seed: int, first: int, batch_size: int | None) -> None:
+def steps(
+    model: Denoiser,
+    sampler: Sampler | str | None = None,
+    n: int = 1,
+    seed: int = SEED,
+    length: int | None = None,
+    prompt: Prompt | None = None,
+    fixed: Fixed | None = None,
+    *,
+    first: int = 0,
+    backend: Backend | None = None,
+    trace: bool = True,
+) -> Iterator[Step]:
+    """Sample one batch of n and yield a `Step` after every network call; arguments as in `sample`.
+
+    trace: inspect every prediction and draw every noisy token, so that `Step.deficit` is known everywhere; False
+    computes only what the sampler needs and is faster. Model inputs and output are the same."""
+    chosen = as_sampler(CRS() if sampler is None else sampler)
+    check_model(model)
+    _check_counts(n, seed, first, None)
+    tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
+    rng = CounterRNG(seed, torch.arange(first, first + n, device=model.device))
+    return rollout(model, chosen, Inputs(tokens, rng, backend=backend, trace=trace))
+
+
+def _about(model: Denoiser) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "digest": model.digest,
+        "precision": model.precision,
+        "tokenizer": tokenizer_digest(model.tokenizer),
+    }
+
+
+# Texts of several canvases
+
+
+class Replies(NamedTuple):
+    """Replies of one batch."""
+
+    tokens: Tensor  # (B, canvases x L), padded after each end
+    committed: Tensor  # (B,) positions committed in all canvases
+    calls: int  # of the network
+    rows: int  # of its head
+
+
+def reply(
+    model: Canvas,
+    sampler: Sampler | str | None = None,
+    n: int = 8,
+    seed: int = SEED,
+    length: int | None = None,
+    prompt: Prompt = "",
+    batch_size: int | None = None,
+    progress: bool | Progress = False,
+    *,
+    first: int = 0,
+) -> Samples:
+    """Draw n replies to a prompt, canvas by canvas.
+
+    prompt: text, which goes through the model's chat template, or ids as they are. length: the most tokens of a reply,
+    rounded up to whole canvases. A reply ends with its first end-of-text token and is padded after it. A sampler that
+    finishes early saves the remaining calls of a batch once all its samples are finished. Other arguments as in
+    `sample`; the first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest reply."""
+    chosen = as_sampler(CRS() if sampler is None else sampler)
+    _check_counts(n, seed, first, batch_size)
+    canvases = -(-(model.length if length is None else length) // model.length)
+    if canvases < 1:
+        raise LimpetError(f"length is {length}; ask for at least one token")
+    ids = model.prompt(prompt) if isinstance(prompt, str) else prompt
+    text = torch.as_tensor(ids, dtype=torch.long).reshape(1, -1)
+    if not text.numel() and model.begin is not None:
+        text = torch.tensor([[model.begin]])
+    fixed_tokens(model, 1, text.shape[1], text, None)  # checks every id
+    begun = model.after(text) if text.numel() else model
+    size = min(n, batch_size or default_batch_size(model.device, model.length))
+    with progress_bar(progress) as report, torch.inference_mode():
+        parts = []
+        for start in range(0, n, size):
+            indices = torch.arange(first + start, first + min(n, start + size), device=model.device)
+            done, total = start * chosen.nfe * canvases, n * chosen.nfe * canvases
+            parts.append(
+                _replies(model, begun, chosen, seed, indices, canvases, partial(_shifted, report, done, total))
+            )
+    longest = max(part.tokens.shape[1] for part in parts)
+    padded = [torch.nn.functional.pad(one.tokens, (0, longest - one.tokens.shape[1]), value=model.pad) for one in parts]
+    free = sum(one.calls * len(one.tokens) for one in parts) * model.length
+    tokenizer = model.tokenizer
+    return Samples(
+        tokens=torch.cat(padded).cpu(),
+        nfe=max(one.calls for one in parts),
+        head_rows=sum(one.rows for one in parts) / max(1, free),
+        committed=torch.cat([one.committed for one in parts]).cpu(),
+        memory=(),
+        sampler=chosen,
+        seed=seed,
+        indices=torch.arange(first, first + n),
+        fixed=torch.full((n, longest), -1),
+        _decode=None if tokenizer is None else lambda ids: tokenizer.decode([i for i in ids if i not in model.ends]),
+        **{**_about(model), "digest": begun.digest},
+    )
+
+
+def _shifted(report: Progress, before: int, total: int, done: int) -> None:
+    report(before + done, total)
+
+
+def _replies(
+    model: Canvas,
+    begun: Canvas,
+    sampler: Sampler,
+    seed: int,
+    indices: Tensor,
+    canvases: int,
+    report: Callable[[int], None],
+) -> Replies:
+    """The replies of some samples. A sample that has ended leaves the batch, and its context leaves the cache."""
+    size, width = len(indices), model.length
+    tokens = torch.full((size, canvases * width), model.pad, device=indices.device)
+    committed, unfinished = torch.zeros_like(indices), torch.arange(size, device=indices.device)
+    context, calls, rows, canvas = begun, 0, 0, 0
+    for canvas in range(canvases):
+        counting = CountingDenoiser(context)
+        rng = CounterRNG(canvas_seed(seed, canvas), indices[unfinished])
+        free = torch.full((len(unfinished), width), -1, device=indices.device)
+        for step in rollout(counting, sampler, Inputs(free, rng), until_finished=True):
+            report((canvas * sampler.nfe + step.call + 1) * size)
+        calls, rows = calls + counting.calls, rows + counting.rows
+        committed[unfinished] += step.committed.sum(-1)
+        padded, goes_on = pad_after_end(step.tokens, model.ends, model.pad)
+        tokens[unfinished, canvas * width : (canvas + 1) * width] = padded
+        if not goes_on.any():
+            break
+        if canvas < canvases - 1:
+            context = context.after(step.tokens[goes_on], goes_on.nonzero()[:, 0])
+            unfinished = unfinished[goes_on]
+    return Replies(tokens[:, : (canvas + 1) * width], committed, calls, rows)
+
+
+def pad_after_end(tokens: Tensor, ends: tuple[int, ...], pad: int) -> tuple[Tensor, Tensor]:
+    """(B, L) a canvas with everything after its first end token padded, and (B,) bool: whether it has no end token."""
+    is_end = torch.isin(tokens, torch.tensor(ends, dtype=torch.long, device=tokens.device))
+    after = is_end.cumsum(-1) - is_end.long() > 0
+    return tokens.masked_fill(after, pad), ~is_end.any(-1)
+
+
+# What a caller may ask for
+
+
+def _check_counts(n: int, seed: int, first: int, batch_size: int | None) -> None:
     """Raise unless there are such samples, and they can be computed in such batches."""
     if n < 1:
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    if not 0 <= seed < SEEDS or not 0 <= first <= SAMPLES - n:
+    if not 0 <= seed < SEED_LIMIT or not 0 <= first <= SAMPLES - n:
         raise LimpetError(
             f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
         )
 
 
-def at_once(device: torch.device, length: int) -> int:
-    """Samples in a batch: enough to keep the device busy, few enough to bound the features' memory."""
-    return max(1, (65536 if device.type == "cuda" else 8192) // length)
+def default_batch_size(device: torch.device, length: int) -> int:
+    """Samples in a batch: enough to keep the device busy, few enough to bound the memory of features."""
+    return max(1, BATCH_TOKENS.get(device.type, ACCELERATOR_BATCH_TOKENS) // length)
 
 
-def begin(sampler: Sampler, path: Context, recorded: tuple[Tensor, ...] | None = None) -> State:
-    """The start of a path, or of the replay of a recorded one."""
-    return sampler.begin(path) if recorded is None else sampler.replay(path, recorded)
-
-
-def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fixed: Fixed | None) -> Tensor:
-    """(n, L) given tokens, -1 where free, from a prefix and fixed positions, checked."""
+def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fixed: Fixed | None) -> Tensor:
+    """(n, L) fixed tokens, -1 where a position is free, from a prompt and fixed positions, checked."""
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
     if length > model.length:
-        remark(
-            f"length is {length}, and {model.name} is made for {model.length}: of what lies beyond, it learnt nothing"
-        )
+        remark(f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest")
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
-        for position, token in spelled(model, fixed.items(), length).items():
+        for position, token in fixed_ids(model, fixed.items(), length).items():
             tokens[:, position] = token
     elif fixed is not None:
         if fixed.shape not in {(length,), (n, length)}:
             raise LimpetError(f"fixed has shape {tuple(fixed.shape)}; it takes ({length},) or ({n}, {length})")
         tokens[:] = fixed
-    if prefix is not None:
-        for rows, given in _prefixes(prefix, n):
-            ids = torch.tensor(ids_of(model, given, "the prefix"), dtype=torch.long)
+    if prompt is not None:
+        for rows, own in _prompts(prompt, n):
+            ids = torch.tensor(ids_of(model, own, "the prompt"), dtype=torch.long)
             if len(ids) > length:
-                which = "the prefix" if isinstance(rows, slice) else f"prefix {rows + 1} of {n}"
+                which = "the prompt" if isinstance(rows, slice) else f"prompt {rows + 1} of {n}"
                 raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
             begins = tokens[rows, : len(ids)]
-            torn = ((begins >= 0) & (begins != ids)).nonzero()[:, -1:]
-            if len(torn):
+            conflicts = ((begins >= 0) & (begins != ids)).nonzero()[:, -1:]
+            if len(conflicts):
                 raise LimpetError(
-                    f"prefix and fixed give position {int(torn[0])} different tokens: leave it out of one of them"
+                    f"prompt and fixed give position {int(conflicts[0])} different tokens: leave it out of one"
                 )
             tokens[rows, : len(ids)] = ids
     for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
@@ -352,18 +666,18 @@ def given_tokens(model: Denoiser, n: int, length: int, prefix: Given | None, fix
     return tokens
 
 
-def _prefixes(prefix: Given, n: int) -> Iterator[tuple[int | slice, Any]]:
-    """Which samples begin with what: all with one prefix, or each with its own."""
-    shape = () if isinstance(prefix, str | int) else tuple(getattr(prefix, "shape", (len(prefix),)))
-    own = bool(shape and shape[0]) and (isinstance(prefix[0], str) or np.ndim(prefix[0]) > 0)
-    if len(shape) > 2 or (own and shape[0] != n) or isinstance(prefix, int):
-        raise LimpetError(f"prefix has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
-    yield from enumerate(prefix) if own else [(slice(None), prefix)]
+def _prompts(prompt: Prompt, n: int) -> Iterator[tuple[int | slice, Any]]:
+    """Which samples begin with what: all with one prompt, or each with its own."""
+    shape = () if isinstance(prompt, str | int) else tuple(getattr(prompt, "shape", (len(prompt),)))
+    is_list = bool(shape and shape[0]) and (isinstance(prompt[0], str) or np.ndim(prompt[0]) > 0)
+    if len(shape) > 2 or (is_list and shape[0] != n) or isinstance(prompt, int):
+        raise LimpetError(f"prompt has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
+    yield from enumerate(prompt) if is_list else [(slice(None), prompt)]
 
 
-def spelled(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], length: int) -> dict[int, int]:
+def fixed_ids(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], length: int) -> dict[int, int]:
     """{position: token} of tokens, and of texts or ids that begin at a position."""
-    given: dict[int, int] = {}
+    fixed: dict[int, int] = {}
     for start, text in texts:
         ids, shown = ids_of(model, text, "what is fixed"), plain(ascii(text), 40)
         if not 0 <= start < length:
@@ -374,19 +688,19 @@ def spelled(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], lengt
                 "shorten it or raise length"
             )
         for position, token in enumerate(ids, start):
-            if position in given:
-                raise LimpetError(f"position {position} is given twice: move {shown}")
-            given[position] = token
-    return given
+            if position in fixed:
+                raise LimpetError(f"position {position} is fixed twice: move {shown}")
+            fixed[position] = token
+    return fixed
 
 
-def ids_of(model: Denoiser, given: int | str | Ids | Tensor, what: str) -> list[int]:
+def ids_of(model: Denoiser, tokens: int | str | Ids | Tensor, what: str) -> list[int]:
     """Text as the model's own ids, or one or more ids as they are, checked."""
-    if isinstance(given, str):
+    if isinstance(tokens, str):
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer: give {what} as token ids")
-        return model.tokenizer.encode(given)
-    ids: list[int] = np.atleast_1d(np.asarray(given)).tolist()
+        return model.tokenizer.encode(tokens)
+    ids: list[int] = np.atleast_1d(np.asarray(tokens)).tolist()
     for token in ids:
         _check_token(model, token)
     return ids
@@ -399,31 +713,27 @@ def _check_token(model: Denoiser, token: int) -> None:
 
 
 @contextmanager
-def watcher(progress: bool | Watcher) -> Iterator[Watcher]:
+def progress_bar(progress: bool | Progress) -> Iterator[Progress]:
+    """A function that reports progress: the caller's, one that does nothing, or one that draws on standard error."""
     if callable(progress):
         yield progress
     elif not progress:
-        yield lambda state, info, done, total: None
+        yield lambda done, total: None
     else:
         from rich.console import Console
-        from rich.progress import Progress
+        from rich.progress import Progress as Bar
 
         console = Console(stderr=True)
         if console.is_jupyter or not console.is_terminal:
-            yield _line(often=console.is_jupyter)
+            yield partial(_print_line, console.is_jupyter)
             return
-        with Progress(console=console, transient=True) as bar:
+        with Bar(console=console, transient=True) as bar:
             task = bar.add_task("sampling", total=None)
-            yield lambda state, info, done, total: bar.update(task, completed=done, total=total)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _line(often: bool) -> Watcher:
-    """Progress where there is no terminal: in a notebook a line that is written over, which needs no widgets, and
-    elsewhere the last of it."""
-
-    def watch(state: State, info: StepInfo, done: int, total: int) -> None:
-        if often or done == total:
-            sys.stderr.write(f"\r{done:,} of {total:,} calls" + "\n" * (done == total))
-            sys.stderr.flush()
-
-    return watch
+def _print_line(every_call: bool, done: int, total: int) -> None:
+    """Progress without a terminal: in a notebook a line that is overwritten; elsewhere only the last one."""
+    if every_call or done == total:
+        sys.stderr.write(f"\r{done:,} of {total:,} calls" + "\n" * (done == total))
+        sys.stderr.flush()

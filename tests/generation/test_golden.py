@@ -41,8 +41,8 @@ def models():
     return {name: limpet.load(name, device="cpu") for name in sorted(names)}
 
 
-def given(case: dict) -> dict:
-    common = {name: case.get(name) for name in ("n", "seed", "length", "prefix")} | {"first": case.get("first", 0)}
+def arguments(case: dict) -> dict:
+    common = {name: case.get(name) for name in ("n", "seed", "length", "prompt")} | {"first": case.get("first", 0)}
     common["fixed"] = {int(at): token for at, token in case["fixed"].items()} if "fixed" in case else None
     return common
 
@@ -50,7 +50,7 @@ def given(case: dict) -> dict:
 @pytest.mark.parametrize("number", range(len(CRS_CASES)))
 def test_crs_draws_the_same_tokens(models, number):
     case = CRS_CASES[number]
-    common, model = given(case), models[case["model"]]
+    common, model = arguments(case), models[case["model"]]
     replay = limpet.sample(model, sampler(case["replay"]["policy"]), **common).memory if "replay" in case else None
     out = limpet.sample(model, sampler(case["policy"]), replay=replay, **common)
     assert digest(out.tokens) == case["tokens"]
@@ -66,7 +66,7 @@ def test_crs_draws_the_same_tokens(models, number):
 @pytest.mark.parametrize("number", range(len(SAMPLER_CASES)))
 def test_every_sampler_draws_the_same_tokens(models, number):
     case = SAMPLER_CASES[number]
-    out = limpet.sample(models[case["model"]], parse(case["sampler"])[1], **given(case))
+    out = limpet.sample(models[case["model"]], parse(case["sampler"])[1], **arguments(case))
     assert digest(out.tokens) == case["tokens"]
     assert digests(out.memory) == case["memory"]
     assert out.nfe == case["nfe"]

@@ -96,6 +96,7 @@ class Denoiser(ABC):
 class Canvas(Denoiser):
     """A denoiser of one canvas of a longer text, conditioned on the text before it."""
 
+    begin: int | None  # the token before a text that has no prompt
     ends: tuple[int, ...]  # tokens that end a text
     pad: int  # fills a canvas after its end
 

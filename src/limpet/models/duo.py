@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from limpet.diffusion.backends import has_triton
 from limpet.diffusion.process import LOG_LINEAR, SCHEDULES, Schedule
 from limpet.errors import LimpetError
-from limpet.models import Denoiser, Needed, float8, model_files
+from limpet.models import Denoiser, ModelInput, float8, model_files
 from limpet.models.tensor_files import STORAGES, digest_of, fill
 from limpet.models.tokenizers import Tokenizer
 
 Rows = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples and (R,) places in them
-Parts = tuple[Callable[[Tensor, Tensor, Needed], Tensor], Callable[[Tensor], Tensor]]  # a network's body and its head
+Parts = tuple[Callable[[Tensor, Tensor, Callable[[], Tensor | None]], Tensor], Callable[[Tensor], Tensor]]  # a network's body and its head
 
 Precision = Literal["float32", "bfloat16", "float8"]
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
@@ -258,7 +258,7 @@ class Network(nn.Module):
             if "adaLN_modulation" in name or name.startswith("output_layer.linear"):
                 nn.init.zeros_(parameter)
 
-    def body(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
+    def body(self, tokens: Tensor, sigma: Tensor, needed: Callable[[], Tensor | None] = lambda: None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input, at the needed positions; the others
         may hold anything."""
         x, index = self.vocab_embed(tokens), needed()
@@ -372,10 +372,8 @@ class Duo(Denoiser):
         self._parts.clear()  # made from the weights where they were
         return self
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return self.body_at(tokens, t, lambda: None)
-
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        tokens, t, needed, *_ = inputs
         sigma = self.schedule.sigma(t)
         if sigma.dim():
             sigma = sigma.to(tokens.device, torch.float32)
@@ -396,7 +394,7 @@ class Duo(Denoiser):
         same."""
         if device not in self._parts:
             network = in_float8(self.network) if self.precision == "float8" else self.network
-            body: Callable[[Tensor, Tensor, Needed], Tensor] = network.body
+            body: Callable[[Tensor, Tensor, Callable[[], Tensor | None]], Tensor] = network.body
             if has_triton(device):
                 from limpet.models.duo_triton import FusedBody
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from limpet.diffusion.rng import CounterRNG, Purpose, uniform_token
 from limpet.errors import LimpetError
-from limpet.models import Denoiser
+from limpet.models import Denoiser, ModelInput
 
 
 class Source(Denoiser):
@@ -33,7 +33,8 @@ class Source(Denoiser):
     def head(self, features: Tensor) -> Tensor:
         return features
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        tokens, t = inputs.tokens, inputs.t
         if tokens.shape[1] != self.length:
             raise LimpetError(f"{self.name} knows sequences of {self.length} tokens; it was given {tokens.shape[1]}")
         signal = self.schedule.signal(t).expand(len(tokens))

@@ -1,6 +1,6 @@
-"""Samplers: one file and one screen each, and the ways to name them."""
+"""Samplers: the interface, one file for each, and their names."""
 
-from limpet.samplers.base import Sampler, available, find, from_dict, parse, words
+from limpet.samplers.base import Blend, Context, Features, Sampler, State, StepInfo
 from limpet.samplers.block_refinement import BlockRefinement
 from limpet.samplers.crs import CRS
 from limpet.samplers.ddim import DDIM
@@ -9,6 +9,7 @@ from limpet.samplers.gibbs import Gibbs
 from limpet.samplers.gidd import GIDDAdaptive, GIDDCorrection
 from limpet.samplers.guided import Guided
 from limpet.samplers.mend import Mend
+from limpet.samplers.names import as_sampler, available, describe, find, from_dict, parse
 from limpet.samplers.native import Native
 from limpet.samplers.params import Param, param, params
 from limpet.samplers.psi import Psi
@@ -18,7 +19,10 @@ __all__ = [
     "CRS",
     "DDIM",
     "BlockRefinement",
+    "Blend",
+    "Context",
     "EntropyBound",
+    "Features",
     "GIDDAdaptive",
     "GIDDCorrection",
     "Gibbs",
@@ -28,12 +32,15 @@ __all__ = [
     "Param",
     "Psi",
     "Sampler",
+    "State",
+    "StepInfo",
     "Trapezoidal",
+    "as_sampler",
     "available",
+    "describe",
     "find",
     "from_dict",
     "param",
     "params",
     "parse",
-    "words",
 ]

@@ -1,62 +1,302 @@
-"""What a sampler is: a frozen dataclass whose fields are its parameters, with `begin` and `step`."""
+"""The interface of a sampler: `Sampler`, the `State` it returns, the `StepInfo` of a call, the `Context` of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol, Self
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from limpet import registry
+from limpet.diffusion import backends
+from limpet.diffusion.backends import Backend, NetworkCall, Outcome, Transition
+from limpet.diffusion.process import EPS
+from limpet.diffusion.rng import CounterRNG, Purpose, uniform_token
+from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
-from limpet.files import Toml
-from limpet.samplers.context import Context, State, StepInfo
-from limpet.samplers.params import Param, known, params
+from limpet.models import Denoiser, ModelInput, Rows, check_model
+from limpet.samplers.builtin import BUILTIN, GROUP
+from limpet.samplers.params import check_names, params
 
-GROUP = "limpet.samplers"
-BUILTIN = {
-    "native": "limpet.samplers.native:Native",
-    "crs": "limpet.samplers.crs:CRS",
-    "mend": "limpet.samplers.mend:Mend",
-    "psi": "limpet.samplers.psi:Psi",
-    "ddim": "limpet.samplers.ddim:DDIM",
-    "gibbs": "limpet.samplers.gibbs:Gibbs",
-    "trapezoidal": "limpet.samplers.trapezoidal:Trapezoidal",
-    "entropy-bound": "limpet.samplers.entropy_bound:EntropyBound",
-    "block-refinement": "limpet.samplers.block_refinement:BlockRefinement",
-    "gidd-adaptive": "limpet.samplers.gidd:GIDDAdaptive",
-    "gidd-correction": "limpet.samplers.gidd:GIDDCorrection",
-    "guided": "limpet.samplers.guided:Guided",
-}
+BISECTIONS = 52  # halvings of an interval of times: as many as a float64 has digits
 
 
-class Sampler(Protocol):
-    """How a path is walked. A subclass is a frozen dataclass; its fields are checked, compared and written out."""
+class Features(NamedTuple):
+    """What the backbone returned for an input, valid at the positions that the call's transitions need."""
+
+    values: Tensor  # (B, L, D)
+    call: NetworkCall
+    temperature: float = 1.0  # at which the sampler reads the predictions
+    is_read_next: bool = False  # whether the next call reads this prediction (self-conditioned models)
+
+
+class State(NamedTuple):
+    """What a trajectory carries from call to call."""
+
+    call: int  # how many calls have been made
+    tokens: Tensor  # (B, L) the noisy tokens x_t; after the last call, the output
+    memory: tuple[Tensor, ...] = ()  # (B, L) each: the sampler's own
+    previous: Features | None = None  # of the last call, for a self-conditioned model
+
+    def next(self, tokens: Tensor, features: Features, memory: tuple[Tensor, ...] = ()) -> State:
+        """The state after a call that returned these features."""
+        return State(self.call + 1, tokens, memory, features if features.is_read_next else None)
+
+    def __repr__(self) -> str:
+        names = getattr(self.memory, "_fields", range(len(self.memory)))
+        return f"<State after call {self.call}: tokens {tuple(self.tokens.shape)}, memory {[*names]}>"
+
+
+class StepInfo(NamedTuple):
+    """What one call read and did, for viewers and audits; no sampler reads it."""
+
+    call: int
+    t: float
+    model_input: Tensor  # (B, L) the tokens that the network was given
+    outcome: Outcome
+    masks: Mapping[str, Tensor]  # (B, L) bool by name, for viewers to draw
+
+    def __repr__(self) -> str:
+        shape = tuple(self.model_input.shape)
+        return f"<StepInfo of call {self.call} at t {self.t:.4g}: model input {shape}, masks {[*self.masks]}>"
+
+
+class Blend(NamedTuple):
+    """A second call with the same free tokens, for guidance: log p + weight (log p - log p of the second), up to a
+    constant. Where the second gives no mass, p is left alone."""
+
+    values: Tensor  # (B, L, D) its features
+    weight: float
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stays the same while a batch is sampled: model, random numbers, fixed tokens, backend."""
+
+    model: Denoiser
+    rng: CounterRNG
+    fixed: Tensor  # (B, L) fixed tokens, -1 where the position is free
+    backend: Backend
+    trace: bool = False  # inspect every prediction and draw every state, also where the sampler needs neither
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+
+    def __repr__(self) -> str:
+        return f"<Context of {len(self.fixed)} x {self.fixed.shape[1]} tokens: {self.model!r}>"
+
+    @cached_property
+    def free(self) -> Tensor:
+        """(B, L) bool: positions that are not fixed."""
+        return self.fixed < 0
+
+    @cached_property
+    def no_positions(self) -> Tensor:
+        """(B, L) bool, false throughout."""
+        return torch.zeros_like(self.free)
+
+    @cached_property
+    def generated(self) -> Tensor:
+        """(B,) how many positions are free."""
+        return self.free.sum(-1)
+
+    @cached_property
+    def nonfinite_at(self) -> Tensor:
+        """(2,) where an asynchronous backend writes the call and the flat position of non-finite logits; -1 for none."""
+        return torch.full((2,), -1, dtype=torch.long, device=self.fixed.device)
+
+    def signal(self, t: float) -> float:
+        """The signal level at a time."""
+        return self.model.schedule.level(t)
+
+    def time(self, signal: Tensor) -> Tensor:
+        """(B,) signal levels -> (B,) the time of each, from EPS to 1, by bisection: the signal falls with time."""
+        low, high = torch.full_like(signal, EPS), torch.ones_like(signal)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            is_later = self.model.schedule.signal(middle) > signal
+            low, high = torch.where(is_later, middle, low), torch.where(is_later, high, middle)
+        return high
+
+    def noise(self) -> Tensor:
+        """(B, L) the initial state: uniform tokens, with the fixed tokens written in."""
+        u, _ = self.rng.uniforms(0, backends.positions(self.fixed), Purpose.START)
+        return torch.where(self.free, uniform_token(u, self.model.vocab_size), self.fixed)
+
+    def call(
+        self,
+        state: State,
+        model_input: Tensor,
+        t: float | Tensor,
+        *transitions: Transition,
+        blend: Blend | None = None,
+        clean: Tensor | None = None,
+        temperature: float = 1.0,
+    ) -> tuple[Any, ...]:
+        """One network call -> its `Features`, then an `Outcome` for each transition.
+
+        Transitions are planned before the backbone runs, so that it computes only what one of them needs. Without a
+        transition it computes every position, for a sampler that reads the predictions with `log_probs`; such a
+        sampler may give each sample its own time.
+
+        state: the state before the call. model_input: (B, L) the tokens that the network is given. t: one time, or
+        (B,). blend: a second call for guidance. clean: (B, L) bool, the positions of `model_input` that hold no noise
+        (default: the fixed ones). temperature: the one at which the sampler reads the predictions, for
+        self-conditioned models."""
+        if isinstance(t, Tensor) and transitions:
+            raise LimpetError(
+                "a transition has the coins of one time: give all samples the same time, or read the predictions"
+            )
+        time = float(t[0]) if isinstance(t, Tensor) else t
+        model, call = self.model, self.network_call(model_input, t, clean)
+        asked = len(transitions)
+        if self.trace:
+            transitions = transitions or (self._inspection(call, time),)
+            transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
+        plans = [self.backend.plan(transition, call) for transition in transitions]
+        inputs = ModelInput(
+            model_input,
+            t,
+            self._rows(plans),
+            self._clean(clean),
+            self._previous(state.previous) if model.self_conditioned else None,
+        )
+        values = model.backbone(inputs)
+        if values.shape[:2] != model_input.shape or values.dim() != 3:
+            raise LimpetError(
+                f"{model.name} made features of shape {tuple(values.shape)} at t = {time:g} from tokens "
+                f"of shape {tuple(model_input.shape)}; its backbone must return (batch, length, width)"
+            )
+        features = Features(values, call, temperature, model.self_conditioned)
+        head = self._head
+        if blend is not None:
+            head, values = partial(self._blended_head, blend.weight), torch.cat([values, blend.values], -1)
+        return features, *[self.backend.advance(head, values, plan) for plan in plans][:asked]
+
+    def log_probs(
+        self,
+        features: Features,
+        rows: Tensor,
+        temperature: float = 1.0,
+        call: int | None = None,
+        predicted: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The log-probabilities at some positions, up to a constant: the one place where logits are read.
+
+        features: of a call. rows: (R, 2) samples and positions that the call computed. call: its number, to name it
+        in the error for non-finite logits (default: no check). predicted: as the model predicts them; by default
+        leave-one-out. Yields some of the rows and their (r, V), in pieces that bound memory."""
+        spec = features.call._replace(convert=features.call.convert and not predicted)
+        for some, logits in backends.pieces(self._head, features.values, rows, spec.vocab_size):
+            sample, position = some.unbind(-1)
+            tokens = spec.tokens[sample, position]
+            log_probs = backends.log_probs(logits, tokens, backends.of_rows(spec, sample), temperature)
+            if call is not None and not (finite := log_probs.amax(-1).isfinite()).all():
+                row, place = some[(~finite).nonzero()[0, 0]].tolist()
+                raise backends.nonfinite_logits(spec, call, row * spec.tokens.shape[1] + place)
+            yield some, log_probs
+
+    def check_finite(self) -> None:
+        """Raise if an asynchronous step produced non-finite logits."""
+        call, place = self.nonfinite_at.tolist()
+        if call >= 0:
+            raise backends.nonfinite_logits(self.network_call(self.fixed, 1.0), call, place)
+
+    def network_call(self, model_input: Tensor, t: float | Tensor, clean: Tensor | None = None) -> NetworkCall:
+        """What backends need to read the logits of a call: for a posterior, the signal level of its evidence."""
+        model, convert = self.model, self.model.predicts == "posterior"
+        signal = model.schedule.signal(t) if isinstance(t, Tensor) else self.signal(t)
+        if convert:
+            signal = model.evidence_signal(signal, (~self.free if clean is None else clean).double().mean(-1))
+        return NetworkCall(model_input, signal, model.vocab_size, convert, self.rng, self.nonfinite_at, model.name)
+
+    def _rows(self, plans: list[Any]) -> Rows:
+        """Which positions any of the plans needs; a self-conditioned model needs all, if only for the next call."""
+        if self.model.self_conditioned:
+            return lambda: None
+        return lambda: _union([plan.needed() for plan in plans])
+
+    def _clean(self, clean: Tensor | None) -> Tensor | None:
+        """The clean tokens that the model wants to know of."""
+        if self.model.clean_tokens == "ignored":
+            return None
+        if clean is None or self.model.clean_tokens == "fixed":
+            return ~self.free if clean is None else clean & ~self.free
+        return clean
+
+    def _previous(self, features: Features | None) -> Tensor | None:
+        """(B, L, E) what a self-conditioned model reads of the previous call, computed in pieces that bound memory."""
+        if features is None:
+            return None
+        every = torch.ones_like(self.fixed).nonzero()
+        pieces = backends.pieces(self._head, features.values, every, self.model.vocab_size)
+        parts = [self.model.self_condition(logits / features.temperature) for _, logits in pieces]
+        return torch.cat(parts).view(*self.fixed.shape, -1)
+
+    def _inspection(self, call: NetworkCall, t: float) -> Transition:
+        """A transition that changes nothing, so that predictions are inspected."""
+        return Transition(0, call.tokens, self.no_positions, self.free, nested(self.signal(t), 0.0))
+
+    def _head(self, features: Tensor) -> Tensor:
+        logits = self.model.head(features)
+        if logits.shape != (*features.shape[:-1], self.model.vocab_size):
+            raise LimpetError(
+                f"{self.model.name} made logits of shape {tuple(logits.shape)} from features of shape "
+                f"{tuple(features.shape)}; its head must return {self.model.vocab_size}, one for each token"
+            )
+        return logits
+
+    def _blended_head(self, weight: float, features: Tensor) -> Tensor:
+        """The head on the features of two calls, side by side. Both calls read the same token at a position, so the
+        leave-one-out conversion of the blend takes off what it would take off each."""
+        own, other = (self._head(part.contiguous()) for part in features.chunk(2, -1))
+        blended = torch.empty(own.shape, dtype=torch.promote_types(own.dtype, torch.float32), device=own.device)
+        few = max(1, backends.PIECE[own.device.type] // own.shape[-1])
+        parts = (torch.split(part.flatten(0, -2), few) for part in (own, other, blended))
+        for mine, theirs, both in zip(*parts, strict=True):
+            mine, theirs = mine.to(both.dtype), theirs.to(both.dtype)
+            both.copy_(torch.where(theirs > -torch.inf, (1 + weight) * mine - weight * theirs, mine))
+        return blended
+
+
+def _union(needed: list[Tensor | None]) -> Tensor | None:
+    """The positions that any of several plans needs; None for all."""
+    if len(needed) == 1:
+        return needed[0]
+    if not needed or any(index is None for index in needed):
+        return None
+    every: Tensor = torch.unique(torch.cat([index for index in needed if index is not None]))
+    return every
+
+
+class Sampler(ABC):
+    """A way to sample a trajectory. A subclass is a frozen dataclass; its fields are its parameters."""
 
     nfe: int
-    needs_given: ClassVar[bool] = False  # whether there is nothing for it to do where no token is given
+    needs_fixed: ClassVar[bool] = False  # whether it does nothing unless some tokens are fixed
 
-    def begin(self, ctx: Context) -> State:
-        """The start of a path: the uniform state at t = 1, given tokens in place, nothing remembered."""
+    def init(self, ctx: Context) -> State:
+        """The first state: uniform tokens at t = 1, fixed tokens in place, an empty memory."""
         return State(0, ctx.noise())
 
+    @abstractmethod
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
-        """One call of the denoiser; the last of `nfe` reads out."""
-        ...
+        """One network call: the state after it, and what it read and did. The last of `nfe` returns the output."""
 
     def replay(self, ctx: Context, recorded: tuple[Any, ...]) -> State:
-        """The start of a path that does again what a finished one did whose last memory was `recorded`."""
-        raise LimpetError(f"{self.name} replays nothing: leave replay out")
+        """The first state of a trajectory that repeats the choices of a finished one with this final memory."""
+        raise LimpetError(f"{self.name} cannot replay: leave replay out")
 
     def finished(self, state: State) -> Tensor:
-        """(B,) bool: samples that are their own output, whatever calls may follow; none, unless one can tell."""
+        """(B,) bool: samples that no later call changes. By default none."""
         return torch.zeros(len(state.tokens), dtype=torch.bool, device=state.tokens.device)
 
-    def shared(self, other: Sampler) -> int:
-        """How many first calls are the same under another sampler, on the same path: none, unless one can tell."""
+    def shared_calls(self, other: Sampler) -> int:
+        """How many first calls another sampler makes in the same way. By default 0, which is always safe."""
         return 0
 
     def __post_init__(self) -> None:
@@ -66,131 +306,49 @@ class Sampler(Protocol):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.__repr__ = Sampler.__repr__  # type: ignore[method-assign]  # dataclass leaves alone what a class has
+        cls.__repr__ = Sampler.__repr__  # type: ignore[method-assign]  # dataclass does not replace one that is there
 
     def __repr__(self) -> str:
-        """Its calls, and whatever is not as it comes."""
-        own = (f"{name}={getattr(self, name)!r}" for name in self._changed)
-        return f"{type(self).__name__}({', '.join([f'nfe={self.nfe}', *own])})"
+        """The class, its calls, and the parameters that differ from their defaults."""
+        changed = (f"{name}={getattr(self, name)!r}" for name in self._changed)
+        return f"{type(self).__name__}({', '.join([f'nfe={self.nfe}', *changed])})"
 
     @property
     def _changed(self) -> list[str]:
-        """The parameters that are not as they come, but for the calls."""
+        """The parameters other than nfe that differ from their defaults."""
         listed = params(type(self)).items()
         return [name for name, param in listed if name != "nfe" and getattr(self, name) != param.default]
 
     @property
     def name(self) -> str:
-        """What `--arm` and study files call it."""
+        """Its name on a command line and in study files."""
         return registry.name_of(type(self), GROUP, BUILTIN)
 
     @property
     def caption(self) -> str:
-        """What to call an arm that has no name of its own: the sampler and whatever is not as it comes."""
-        own = [f"{name}={getattr(self, name):g}" if isinstance(getattr(self, name), float) else
-               f"{name}={getattr(self, name)}" for name in self._changed]  # fmt: skip
-        return " ".join([self.name.rpartition("/")[2], *own])
+        """Its name and the parameters other than nfe that differ from their defaults."""
+        values = {name: getattr(self, name) for name in self._changed}
+        changed = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                   for name, value in values.items()]  # fmt: skip
+        return " ".join([self.name.rpartition("/")[2], *changed])
 
     def to_dict(self) -> dict[str, Any]:
+        """Its name, as `sampler`, and every parameter; `from_dict` reads it."""
         return {"sampler": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}  # type: ignore[arg-type]
 
     def replace(self, **changes: Any) -> Self:
         """The same sampler with some parameters changed."""
-        known(type(self), changes, self.name)
+        check_names(type(self), changes, self.name)
         return replace(self, **changes)  # type: ignore[type-var]
 
-    def fitted(self, length: int, vocab_size: int) -> Self:
-        """The same sampler, with no whole number larger than can matter: more positions and calls than a path has are
-        as good as all of them, and so are more tokens than there are."""
+    def clamped(self, length: int, vocab_size: int) -> Self:
+        """The same sampler with whole numbers lowered to the most that can matter: a trajectory has only so many
+        positions and calls, a vocabulary so many tokens."""
         most = {"path": length + self.nfe, "vocabulary": vocab_size}
-        found = {name: (getattr(self, name), most.get(param.counts)) for name, param in params(type(self)).items()}
-        beyond = {name: edge for name, (value, edge) in found.items() if type(value) is int and edge and value > edge}
-        return self.replace(**beyond) if beyond else self
-
-    def __reduce__(self) -> Any:
-        return from_dict, (self.to_dict(),)  # by name: the class may stand in a file that no module path leads to
-
-
-def find(name: str) -> type[Sampler]:
-    """A sampler's class by name: built in, of another package, or `./file.py:Name`."""
-    found = registry.find("sampler", GROUP, BUILTIN, name)
-    frozen = getattr(getattr(found, "__dataclass_params__", None), "frozen", False)
-    if not (isinstance(found, type) and Sampler in found.__mro__ and frozen):
-        raise LimpetError(f"{name} is no sampler: it takes a frozen dataclass that inherits from limpet.Sampler")
-    return found
-
-
-def available() -> dict[str, type[Sampler]]:
-    """Every sampler that has a name here; another package's that cannot be loaded is left out (`find` says why)."""
-    found = {}
-    for name in {**BUILTIN, **registry.installed(GROUP)}:
-        with suppress(LimpetError):
-            found[name] = find(name)
-    return found
-
-
-def words(kind: type[Sampler]) -> str:
-    """What a sampler says of itself: the first paragraph of its class's words, on one line."""
-    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
-
-
-def from_dict(values: Mapping[str, Any]) -> Sampler:
-    """A sampler from what `to_dict` gave."""
-    if "sampler" not in values:
-        raise LimpetError(f"a sampler is written with its name, as sampler; this has {', '.join(values) or 'nothing'}")
-    own = {name: value for name, value in values.items() if name != "sampler"}
-    kind = find(values["sampler"])
-    known(kind, own, str(values["sampler"]))
-    return kind(**own)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A sampler in a TOML file, as a command line has it: `limpet tune` writes such files."""
-
-    arm: str
-
-
-def parse(text: str, **common: Any) -> tuple[str, Sampler]:
-    """An arm as a command line has it, `crs budget=.25`, or with a name of its own, `small: crs budget=.25`.
-
-    In place of the sampler may stand a TOML file that holds one; parameters after it are put in the place of the file's.
-    `common` are parameters that every arm has unless it says otherwise; those that a sampler does not have are left out."""
-    caption, colon, spec = text.partition(": ")
-    name, *settings = (spec if colon else text).split() or [""]
-    kind, own = _written(name) if name.endswith(".toml") else (find(name), {})
-    own |= _settings(kind, name, settings, text)
-    given = {name: value for name, value in common.items() if name in params(kind) and value is not None}
-    sampler = kind(**{**given, **own})
-    return caption if colon else sampler.caption, sampler
-
-
-def _settings(kind: type[Sampler], name: str, settings: Sequence[str], text: str) -> dict[str, Any]:
-    """Parameters by name, from words such as `nfe=16`."""
-    takes = "after the sampler it takes parameters such as nfe=16"
-    return {param.name: param.read(value) for param, value in assigned(kind, name, settings, f"arm {text!r}", takes)}
-
-
-def assigned(
-    kind: type[Sampler], name: str, settings: Sequence[str], where: str, takes: str
-) -> Iterator[tuple[Param, str]]:
-    """The parameter and the text after it of each `parameter=text`; of one that is none it is said where, and what is taken."""
-    for setting in settings:
-        field, equals, value = setting.partition("=")
-        if not equals:
-            raise LimpetError(f"{where} has {setting!r}; {takes}")
-        field = field.replace("-", "_")
-        known(kind, {field: value}, name)
-        yield params(kind)[field], value
-
-
-def _written(ctx: str) -> tuple[type[Sampler], dict[str, Any]]:
-    """The sampler of a TOML file and its parameters; a Python file that it names stands beside it."""
-    file = Toml(ctx, "name a file that limpet tune wrote")
-    text = file.build(Written).arm
-    name, *settings = text.split() or [""]
-    with file.at("arm"):
-        kind = find(str(file.path.parent / name) if registry.is_file(name) else name)
-        own = _settings(kind, name, settings, text)
-        kind(**own)  # what it does not take is said here, with the line
-    return kind, own
+        limits = {name: most.get(param.counts) for name, param in params(type(self)).items()}
+        changes = {
+            name: limit
+            for name, limit in limits.items()
+            if limit and type(value := getattr(self, name)) is int and value > limit
+        }
+        return self.replace(**changes) if changes else self

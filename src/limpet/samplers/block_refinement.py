@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.samplers.base import Sampler
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.entropy_bound import Clock
 from limpet.samplers.params import param
 from limpet.samplers.predictions import DISTRIBUTION_HELP, WhichDistribution, anything, first, read, time_of
@@ -37,13 +36,13 @@ class BlockRefinement(Sampler):
                         "grid's.")  # fmt: skip
     distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
 
-    def begin(self, ctx: Context) -> State:
+    def init(self, ctx: Context) -> State:
         return State(0, ctx.noise(), Memory(ctx.no_positions))
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         r, (committed,) = state.call, state.memory
         t = time_of(ctx, committed) if self.clock == "share" else process.uniform_grid(self.nfe)[r]
-        (features,) = ctx.call(state.tokens, t)
+        (features,) = ctx.call(state, state.tokens, t)
         seen = read(ctx, features, r, self.temperature, self.distribution)
 
         target = ((r + 1) * ctx.generated + self.nfe - 1) // self.nfe
@@ -55,8 +54,8 @@ class BlockRefinement(Sampler):
         tokens = torch.where(chosen | edited, seen.drawn, state.tokens)
         committed = committed | chosen
         tokens = torch.where(committed, tokens, anything(ctx, r))
-        marks = {"committed": committed, "chosen": chosen, "edited": edited}
+        masks = {"committed": committed, "chosen": chosen, "edited": edited}
         told = float(t.mean()) if isinstance(t, Tensor) else t
-        return State(r + 1, tokens, Memory(committed)), StepInfo(
-            r, told, state.tokens, seen.outcome(ctx, tokens), marks
+        return state.next(tokens, features, Memory(committed)), StepInfo(
+            r, told, state.tokens, seen.outcome(ctx, tokens), masks
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from limpet.diffusion import truncation
 from limpet.diffusion.backends import Outcome, inverse_cdf
 from limpet.diffusion.rng import Purpose
-from limpet.samplers.context import Context, Features
+from limpet.samplers.base import Context, Features
 
 if TYPE_CHECKING:
     from limpet.samplers.crs import CRS
@@ -86,7 +86,7 @@ REFRESHING: dict[str, Callable[[Tensor, int], Tensor | bool]] = {
     "refreshed": lambda position, call: True,
     "refreshed-half": lambda position, call: call % 2 == 0,
     # every other one, so that no label changes together with its neighbour
-    "refreshed-in-turn": lambda position, call: (position + call) % 2 == 0,
+    "refreshed-interleaved": lambda position, call: (position + call) % 2 == 0,
 }
 RULES: dict[str, Callable[[Choice], Tensor]] = {
     "argmax": argmax, "second": second, "nucleus": nucleus, "recorded": recorded, **dict.fromkeys(REFRESHING, refreshed)

@@ -11,11 +11,11 @@ from torch import Tensor
 from limpet.errors import LimpetError
 from limpet.samplers import committed_values
 from limpet.samplers.committed_values import Choice
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 
-Values = Literal["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-in-turn", "recorded"]
+Values = Literal["argmax", "second", "nucleus", "refreshed", "refreshed-half", "refreshed-interleaved", "recorded"]
 CRSFinalStep = Literal["argmax", "sample", "keep"]
 Write = Literal["input", "output", "both"]
 
@@ -56,7 +56,7 @@ class CRS(Native):
     write: Write = param("input", "Whether labels are written into the denoiser's input, only copied to the output, or "
                         "both.", since="warmup")  # fmt: skip
 
-    def begin(self, ctx: Context) -> State:
+    def init(self, ctx: Context) -> State:
         if self.values == "recorded":
             raise LimpetError("crs has values 'recorded', which a replay alone can fill: give replay=, or other values")
         tokens = ctx.noise()
@@ -77,22 +77,23 @@ class CRS(Native):
         # The transition starts from the state, not from the input, and the labels chosen below do not touch it.
         ask = self.transition(ctx, state, revise, eligible if doubted is None else eligible | doubted)
         ask = ask if doubted is None else replace(ask, against=stored)
-        features, outcome = ctx.call(seen, t, ask, clean=visible | ~ctx.free)
+        features, outcome = ctx.call(state, seen, t, ask, clean=visible | ~ctx.free)
 
         chosen, tokens = eligible, self.read(ctx, state, outcome)
         if selecting:
             most, allowance = self.limits(ctx)
             chosen = ctx.backend.select(outcome.deficit, eligible, most, allowance, self.spacing)
-        marks = {"committed": committed, "visible": visible, "chosen": chosen}
+        masks = {"committed": committed, "visible": visible, "chosen": chosen}
         before = stored
         if not last or doubted is not None:
             stored = self.relabel(Choice(self, ctx, features, outcome, chosen, visible, stored, r))
             committed_at = torch.where(chosen, r, committed_at)
         if self.mends:
-            marks["mended"] = visible & (stored != before)
+            masks["revised"] = visible & (stored != before)
         if last and (self.write != "input" or self.final_step == "keep"):
             tokens = torch.where(committed, stored, tokens)
-        return State(r + 1, tokens, memory(stored, committed_at)), StepInfo(r, t, seen, outcome, marks)
+        info = StepInfo(r, t, seen, outcome, masks)
+        return state.next(tokens, features, memory(stored, committed_at)), info
 
     @property
     def hides(self) -> bool:
@@ -139,7 +140,7 @@ class CRS(Native):
         kept = stored if self.values == "recorded" else torch.zeros_like(stored)
         return State(0, ctx.noise(), Replayed(kept, torch.where(ctx.free, committed_at.clamp(max=NEVER), NEVER)))
 
-    def opening(self) -> Native | None:
+    def native_opening(self) -> Native | None:
         return self.native() if type(self) is CRS else None
 
     def native(self) -> Native:

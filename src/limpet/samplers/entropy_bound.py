@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.samplers.base import Sampler
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.params import param
 from limpet.samplers.predictions import DISTRIBUTION_HELP, WhichDistribution, anything, read, time_of
 
@@ -36,8 +35,8 @@ class EntropyBound(Sampler):
 
     nfe: int = param(64, "Network calls for one sample; the last reads out the argmax.", low=2)
     bound: float = param(0.1, "Nats that the distributions of the draws accepted before may sum to.", low=0, high=1e6)
-    hottest: float = param(0.8, "Temperature of the distributions in the first call.", above=0, high=1e6)
-    coldest: float = param(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
+    first_temperature: float = param(0.8, "Temperature of the distributions in the first call.", above=0, high=1e6)
+    last_temperature: float = param(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
     clock: Clock = param("share", "Which signal the denoiser is told: the share of accepted tokens, or the uniform "
                         "grid's.")  # fmt: skip
     settled: float | None = param(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
@@ -45,7 +44,7 @@ class EntropyBound(Sampler):
     distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
     patience: int = param(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
 
-    def begin(self, ctx: Context) -> State:
+    def init(self, ctx: Context) -> State:
         none = torch.zeros_like(ctx.fixed)
         return State(0, ctx.noise(), Memory(ctx.no_positions, none - 1, none, ctx.no_positions))
 
@@ -53,7 +52,7 @@ class EntropyBound(Sampler):
         r, last = state.call, state.call == self.nfe - 1
         _, before, unchanged, stopped = state.memory
         t = self.time(ctx, state)
-        (features,) = ctx.call(state.tokens, t, temperature=self.temperature(r))
+        (features,) = ctx.call(state, state.tokens, t, temperature=self.temperature(r))
         seen = read(ctx, features, r, self.temperature(r), self.distribution)
 
         accepted = within(seen.entropy, ctx.free, self.bound)
@@ -68,7 +67,7 @@ class EntropyBound(Sampler):
         accepted = accepted | (ending | stopped) & ctx.free
         memory = Memory(accepted, seen.top, unchanged, stopped | ending)
         told = float(t.mean()) if isinstance(t, Tensor) else t
-        return State(r + 1, tokens, memory), StepInfo(
+        return state.next(tokens, features, memory), StepInfo(
             r, told, state.tokens, seen.outcome(ctx, tokens), {"accepted": accepted}
         )
 
@@ -80,7 +79,7 @@ class EntropyBound(Sampler):
         return time_of(ctx, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
 
     def temperature(self, call: int) -> float:
-        return self.coldest + (self.hottest - self.coldest) * (self.nfe - call) / self.nfe
+        return self.last_temperature + (self.first_temperature - self.last_temperature) * (self.nfe - call) / self.nfe
 
 
 def within(entropy: Tensor, among: Tensor, bound: float) -> Tensor:

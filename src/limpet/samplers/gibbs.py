@@ -19,9 +19,9 @@ from limpet.diffusion.backends import Outcome, Transition, positions
 from limpet.diffusion.rng import Purpose
 from limpet.diffusion.transitions import redraw
 from limpet.errors import LimpetError
-from limpet.samplers.base import Sampler, parse
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.crs import CRS
+from limpet.samplers.names import parse
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 from limpet.samplers.predictions import first
@@ -87,16 +87,16 @@ class Gibbs(Sampler):
         step, turn = divmod(call - plain, 1 + self.corrections)
         return Due(plain + step + (turn > 0), step * self.corrections + turn - 1 if turn else None)
 
-    def begin(self, ctx: Context) -> State:
-        return self.inner.begin(ctx)
+    def init(self, ctx: Context) -> State:
+        return self.inner.init(ctx)
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         call, correction = self.due(state.call)
         own = state._replace(call=call)  # the predictor counts its own calls, which name its uniforms
         if correction is None:
             after, info = self.inner.step(ctx, own)
-            labels = {name: mark for name, mark in info.marks.items() if name in ("committed", "visible")}
-            info = info._replace(marks={**labels, "corrected": ctx.no_positions})
+            labels = {name: mark for name, mark in info.masks.items() if name in ("committed", "visible")}
+            info = info._replace(masks={**labels, "corrected": ctx.no_positions})
         else:
             after, info = self.correct(ctx, own, correction)
         return after._replace(call=state.call + 1), info._replace(call=state.call)
@@ -104,7 +104,7 @@ class Gibbs(Sampler):
     def correct(self, ctx: Context, state: State, number: int) -> tuple[State, StepInfo]:
         """One correction; labels stay, and are seen. Its uniforms are those of no call of the predictor."""
         call, t, informed = self.inner.nfe + number, self.inner.times[state.call], self.choose == "margin"
-        seen, free, marks = self.look(ctx, state)
+        seen, free, masks = self.look(ctx, state)
         u, _ = ctx.rng.uniforms(call, positions(seen), Purpose.PLACES)
         gumbel, most = -(-u.log()).log(), torch.full_like(ctx.generated, self.positions)
         # At random, positions are known before any distribution is; else all are redrawn, and those not chosen put back.
@@ -119,10 +119,11 @@ class Gibbs(Sampler):
             support=self.inner.support(state.call),
             against=state.tokens if informed else None,
         )
-        _, outcome = ctx.call(seen, t, ask)
+        features, outcome = ctx.call(state, seen, t, ask)
         chosen = first(gumbel + self.preference(ctx, state, outcome), free, most) if informed else revise
-        info = StepInfo(call, t, seen, outcome, {**marks, "corrected": chosen})
-        return state._replace(tokens=outcome.tokens.where(chosen, state.tokens)), info
+        info = StepInfo(call, t, seen, outcome, {**masks, "corrected": chosen})
+        tokens = outcome.tokens.where(chosen, state.tokens)
+        return state.next(tokens, features, state.memory)._replace(call=state.call), info
 
     def look(self, ctx: Context, state: State) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """(B, L) each: what the denoiser sees, where a correction may come, and what is marked."""
@@ -130,8 +131,8 @@ class Gibbs(Sampler):
             return state.tokens, ctx.free, {}
         stored, committed_at = state.memory[:2]
         visible = self.inner.visible(state)
-        marks = {"committed": committed_at < state.call, "visible": visible}
-        return torch.where(visible, stored, state.tokens), ctx.free & ~visible, marks
+        masks = {"committed": committed_at < state.call, "visible": visible}
+        return torch.where(visible, stored, state.tokens), ctx.free & ~visible, masks
 
     def preference(self, ctx: Context, state: State, outcome: Outcome) -> Tensor:
         """(B, L) how much sooner than others an informed corrector takes a position, as a log weight: minus its margin
@@ -144,5 +145,5 @@ class Gibbs(Sampler):
         noise = (1 - signal) / ctx.model.vocab_size
         return ((signal * other + noise) / (signal * own + noise)).log() / self.tau
 
-    def shared(self, other: Sampler) -> int:
+    def shared_calls(self, other: Sampler) -> int:
         return self.nfe if self == other else 0

@@ -12,8 +12,7 @@ from limpet.diffusion import process
 from limpet.diffusion.backends import Transition
 from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
-from limpet.samplers.base import Sampler
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 from limpet.samplers.predictions import first, read
@@ -38,7 +37,7 @@ class GIDDAdaptive(Sampler):
             call=r, tokens=state.tokens, revise=ctx.no_positions, inspect=ctx.free,
             coins=nested(ctx.signal(t), 0.0), against=state.tokens,
         )  # fmt: skip
-        _, outcome = ctx.call(state.tokens, t, look)
+        features, outcome = ctx.call(state, state.tokens, t, look)
         # The gain is ln of the best other token's distribution over that of z: where it is positive, the other is the argmax.
         better = ctx.free & (outcome.gain > 0)
         lead = (1 - outcome.deficit) * -torch.where(better, -outcome.gain, 0.0).expm1()
@@ -46,7 +45,8 @@ class GIDDAdaptive(Sampler):
         if self.final_step == "argmax" and r == self.nfe - 1:
             chosen = ctx.free
         tokens = torch.where(chosen, outcome.top, state.tokens)
-        return State(r + 1, tokens), StepInfo(r, t, state.tokens, outcome._replace(tokens=tokens), {"chosen": chosen})
+        info = StepInfo(r, t, state.tokens, outcome._replace(tokens=tokens), {"chosen": chosen})
+        return state.next(tokens, features), info
 
     def counts(self, ctx: Context) -> Tensor:
         """(B,) how many positions a call sets at most."""
@@ -97,16 +97,16 @@ class GIDDCorrection(Native):
         own = {name: getattr(self, name) for name in Native.__dataclass_fields__}
         return Native(**{**own, "nfe": self.nfe - self.correcting})
 
-    def begin(self, ctx: Context) -> State:
+    def init(self, ctx: Context) -> State:
         none = torch.zeros_like(ctx.fixed)
         return State(0, ctx.noise(), Progress(none, none, ctx.no_positions))
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         if state.call < self.predictor.nfe:
             drawn, info = self.predictor.step(ctx, state)
-            return drawn._replace(memory=state.memory), info._replace(marks={"changed": ctx.no_positions})
+            return drawn._replace(memory=state.memory), info._replace(masks={"changed": ctx.no_positions})
         agreed, idle, stopped = state.memory
-        (features,) = ctx.call(state.tokens, self.correction_time)
+        (features,) = ctx.call(state, state.tokens, self.correction_time)
         seen = read(ctx, features, state.call, self.sharpness)
         differs = ctx.free & (seen.drawn != state.tokens)
         changed = first(seen.chance, differs, torch.full_like(ctx.generated, self.changes))
@@ -120,4 +120,4 @@ class GIDDCorrection(Native):
         tokens = torch.where(changed, seen.drawn, state.tokens)
         progress = Progress(torch.maximum(agreed, now), idle, stopped)
         info = StepInfo(state.call, self.correction_time, state.tokens, seen.outcome(ctx, tokens), {"changed": changed})
-        return State(state.call + 1, tokens, progress), info
+        return state.next(tokens, features, progress), info

@@ -11,7 +11,7 @@ from torch import Tensor
 from limpet.diffusion.backends import Outcome, positions
 from limpet.diffusion.rng import Purpose, uniform_token
 from limpet.errors import LimpetError
-from limpet.samplers.context import Blend, Context, State, StepInfo
+from limpet.samplers.base import Blend, Context, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 
@@ -30,7 +30,7 @@ class Guided(Native):
 
     The last call of an odd nfe stands alone: it reads out the distribution as it is."""
 
-    needs_given: ClassVar[bool] = True
+    needs_fixed: ClassVar[bool] = True
 
     nfe: int = param(64, "Network calls for one sample: two for each reverse step, and one or two to read out.", low=3)
     weight: float = param(1.0, "How far distributions are led away from those without the given tokens; 0 for not at all.", low=0,
@@ -49,26 +49,26 @@ class Guided(Native):
         """Of every call, the final step's last."""
         return tuple(t for t in self.inner.times for _ in range(2))[: self.nfe]
 
-    def begin(self, ctx: Context) -> State:
+    def init(self, ctx: Context) -> State:
         if ctx.free.all(-1).any():
             raise LimpetError(f"{self.name} has nothing to guide by: give a prefix or fixed tokens, or sample natively")
-        return super().begin(ctx)
+        return super().init(ctx)
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         t, alone = self.times[state.call], self.nfe % 2 == 1 and state.call == self.nfe - 1
         if not state.memory and not alone:
             seen = self.unguided(ctx, state)
-            (features,) = ctx.call(seen, t, clean=ctx.no_positions)  # the given tokens too are noise
+            (features,) = ctx.call(state, seen, t, clean=ctx.no_positions)  # the given tokens too are noise
             unread = torch.full_like(seen, torch.inf, dtype=torch.double)
             info = StepInfo(state.call, t, seen, Outcome(state.tokens, torch.zeros_like(seen), unread, None),
                         {"noised": ~ctx.free})  # fmt: skip
-            return State(state.call + 1, state.tokens, Unguided(features.values.clone())), info
+            return state.next(state.tokens, features, Unguided(features.values.clone())), info
         step, inner = State(state.call // 2, state.tokens), self.inner
         blend = None if alone else Blend(state.memory[0], self.weight)
         transition = inner.transition(ctx, step, ctx.free, ctx.no_positions)
-        _, outcome = ctx.call(state.tokens, t, transition, blend=blend)
+        features, outcome = ctx.call(state, state.tokens, t, transition, blend=blend)
         info = StepInfo(state.call, t, state.tokens, outcome, {"noised": ctx.no_positions})
-        return State(state.call + 1, inner.read(ctx, step, outcome)), info
+        return state.next(inner.read(ctx, step, outcome), features), info
 
     def unguided(self, ctx: Context, state: State) -> Tensor:
         """(B, L) the state, its given tokens noised."""

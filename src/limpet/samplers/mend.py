@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from limpet.samplers.committed_values import Choice
-from limpet.samplers.context import Context, State
+from limpet.samplers.base import Context, State
 from limpet.samplers.crs import CRS, CRSFinalStep
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
@@ -30,25 +30,25 @@ class Mend(CRS):
     budget: float = param(1.0, "Total deficit that may be committed along the path, as a fraction of the generated "
                          "length.", low=0, since="warmup")  # fmt: skip
     spacing: int = param(2, "Positions committed in one call are more than this far apart.", low=0, since="warmup")
-    mend: int | None = param(None, "Most labels mended in one call; None for a thirty-second of the generated length, "
+    revise: int | None = param(None, "Most labels mended in one call; None for a thirty-second of the generated length, "
                             "rounded up.", low=0, since="warmup")  # fmt: skip
-    apart: int = param(4, "Labels mended in one call are more than this far apart.", low=0, since="warmup")
-    turns: int | None = param(None, "A label is looked at again every so many calls: more is cheaper. None for a "
+    revise_spacing: int = param(4, "Labels mended in one call are more than this far apart.", low=0, since="warmup")
+    revise_every: int | None = param(None, "A label is looked at again every so many calls: more is cheaper. None for a "
                              "thirty-second of nfe, rounded up.", low=1, since="warmup")  # fmt: skip
 
     @property
     def mends(self) -> bool:
-        return self.mend != 0 or super().mends
+        return self.revise != 0 or super().mends
 
     def doubted(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
-        if self.mend == 0:
+        if self.revise == 0:
             return super().doubted(ctx, state, visible)
         due, other = self.due(visible, state.call), super().doubted(ctx, state, visible)
         return due if other is None else due | other
 
     def due(self, visible: Tensor, call: int) -> Tensor:
         """(B, L) bool: the visible labels whose turn it is."""
-        position, turns = torch.arange(visible.shape[1], device=visible.device), self.turns or -(-self.nfe // 32)
+        position, turns = torch.arange(visible.shape[1], device=visible.device), self.revise_every or -(-self.nfe // 32)
         return visible & ((position + call) % turns == 0)
 
     def relabel(self, choice: Choice) -> Tensor:
@@ -60,12 +60,12 @@ class Mend(CRS):
         if gain is None:
             return stored
         wrong = self.due(choice.visible, choice.call) & (gain > 0)
-        mended = choice.ctx.backend.select(-gain, wrong, self.most(choice.ctx), math.inf, self.apart)
+        mended = choice.ctx.backend.select(-gain, wrong, self.most(choice.ctx), math.inf, self.revise_spacing)
         return torch.where(mended, choice.outcome.top, stored)
 
-    def opening(self) -> Native | None:
+    def native_opening(self) -> Native | None:
         return self.native() if type(self) is Mend else None
 
     def most(self, ctx: Context) -> Tensor:
         """(B,) how many labels may be mended in one call."""
-        return (ctx.generated + 31) // 32 if self.mend is None else torch.full_like(ctx.generated, self.mend)
+        return (ctx.generated + 31) // 32 if self.revise is None else torch.full_like(ctx.generated, self.revise)

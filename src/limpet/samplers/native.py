@@ -12,8 +12,7 @@ from limpet.diffusion import process
 from limpet.diffusion.backends import Outcome, Transition
 from limpet.diffusion.transitions import Coins, ancestral
 from limpet.diffusion.truncation import Boundary, Support
-from limpet.samplers.base import Sampler
-from limpet.samplers.context import Context, State, StepInfo
+from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.params import param, params
 
 FinalStep = Literal["argmax", "sample"]
@@ -46,7 +45,7 @@ class Native(Sampler):
                              counts="vocabulary")  # fmt: skip
     min_p: float = param(0.0, "Draw from tokens at least this fraction as likely as the likeliest; 0 for all.", low=0,
                         high=1)  # fmt: skip
-    final_step: FinalStep = param("argmax", "The last call: the argmax of the distribution, or one more draw (the released code's "
+    final_step: FinalStep = param("sample", "The last call: the argmax of the distribution, or one more draw (the released code's "
                               "way).", since="final step")  # fmt: skip
 
     @property
@@ -61,9 +60,9 @@ class Native(Sampler):
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         t, transition = self.times[state.call], self.transition(ctx, state, ctx.free, ctx.no_positions)
-        _, outcome = ctx.call(state.tokens, t, transition)
+        features, outcome = ctx.call(state, state.tokens, t, transition)
         info = StepInfo(state.call, t, state.tokens, outcome, {})
-        return State(state.call + 1, self.read(ctx, state, outcome)), info
+        return state.next(self.read(ctx, state, outcome), features), info
 
     def transition(self, ctx: Context, state: State, revise: Tensor, inspect: Tensor) -> Transition:
         """From the state to the next time; in the last call to clean text, by a draw from the posterior C_{t,z} h, or
@@ -102,19 +101,19 @@ class Native(Sampler):
             return outcome.top.where(ctx.free, ctx.fixed)
         return outcome.tokens
 
-    def shared(self, other: Sampler) -> int:
+    def shared_calls(self, other: Sampler) -> int:
         """Two of one kind agree until the first parameter that differs takes effect. Of another kind, until its opening
         by the native sampler ends. A subclass that does not say how it opens may differ from its first call on."""
-        mine, theirs = self.opening(), other.opening() if isinstance(other, Native) else None
+        mine, theirs = self.native_opening(), other.native_opening() if isinstance(other, Native) else None
         if mine is None or theirs is None:
             return self.nfe if self == other else 0
         if type(other) is not type(self):
-            return min(mine.warmup_calls, theirs.warmup_calls, mine.shared(theirs))
+            return min(mine.warmup_calls, theirs.warmup_calls, mine.shared_calls(theirs))
         since = {"start": 0, "warmup": self.warmup_calls, "final step": self.nfe - 1}
         starts = [since[param.since] for name, param in params(type(self)).items()
                   if getattr(self, name) != getattr(other, name)]  # fmt: skip
         return min(starts, default=self.nfe)
 
-    def opening(self) -> Native | None:
+    def native_opening(self) -> Native | None:
         """The native sampler that the calls before the end of warmup are, if they are; a subclass must say so."""
         return self if type(self) is Native else None

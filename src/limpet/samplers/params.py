@@ -1,4 +1,4 @@
-"""Parameters: the fields of a sampler, with their words, what each takes, and how a value is read and checked."""
+"""Parameters: the fields of a sampler with their help texts, their ranges, and how a value is read and checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text
 
 
 def param(
-    default: Any, words: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
     since: str = "start", counts: str = "path",
 ) -> Any:  # fmt: skip
     """A field of a sampler: its default, what it means, its range, from which call on it can make a difference
     ("start", "warmup" or "final step": see `Sampler.shared`), and what a whole number counts: positions and calls of a
     "path", tokens of the "vocabulary", or "other" things (see `Sampler.fitted`)."""
-    about = {"words": words, "low": low, "high": high, "above": above, "since": since, "counts": counts}
+    about = {"help": help, "low": low, "high": high, "above": above, "since": since, "counts": counts}
     return field(default=default, metadata=about)
 
 
@@ -36,7 +36,7 @@ class Param:
     choices: tuple[str, ...]  # of a text; () for any
     optional: bool  # whether it takes None
     default: Any
-    words: str = ""
+    help: str = ""
     low: float | None = None
     high: float | None = None
     above: float | None = None
@@ -63,7 +63,7 @@ class Param:
         if isinstance(value, int) and abs(value) >= max(MOST, self.high or 0):
             return False
         high, low = math.inf if self.high is None else self.high, -math.inf if self.low is None else self.low
-        return low <= value <= high and (self.above is None or value > self.above)  # nan is in no range
+        return math.isfinite(value) and low <= value <= high and (self.above is None or value > self.above)
 
     def read(self, text: str) -> Any:
         """A value written as text: what a command line has."""
@@ -104,7 +104,7 @@ def _params(sampler: type) -> Iterator[Param]:
         yield Param(one.name, kind, choices, len(own) < len(parts), default, **one.metadata)
 
 
-def known(sampler: type, names: Mapping[str, Any], of: str) -> None:
+def check_names(sampler: type, names: Mapping[str, Any], of: str) -> None:
     """Raise for a name that is no parameter, with the one that was meant."""
     for name in names:
         if name not in params(sampler):

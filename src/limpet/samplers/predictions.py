@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limpet.diffusion.backends import Outcome, inverse_cdf, positions
 from limpet.diffusion.rng import Purpose, uniform_token
-from limpet.samplers.context import Context, Features
+from limpet.samplers.base import Context, Features
 
 WhichDistribution = Literal["leave-one-out", "predicted"]
 DISTRIBUTION_HELP = (

@@ -13,7 +13,7 @@ from limpet.diffusion import process, truncation
 from limpet.diffusion.backends import Outcome, inverse_cdf, positions
 from limpet.diffusion.rng import Purpose
 from limpet.errors import LimpetError
-from limpet.samplers.context import Context, Features, State, StepInfo
+from limpet.samplers.base import Context, Features, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 
@@ -67,7 +67,7 @@ class Trapezoidal(Native):
         t, span = self.times[r], self.times[r] - self.times[r + 1]
         # Who watches is told of the distributions as well; the leap itself reads them below.
         looks = [self.transition(ctx, state, ctx.no_positions, ctx.free)] if ctx.trace else []
-        features, *told = ctx.call(state.tokens, t, *looks)
+        features, *told = ctx.call(state, state.tokens, t, *looks)
         tokens, free = state.tokens.clone(), ctx.free.nonzero()
         asked = self.asked(ctx, state, features)
         coin, _ = ctx.rng.uniforms(r, positions(tokens), Purpose.COINS)
@@ -81,7 +81,7 @@ class Trapezoidal(Native):
         memory = () if state.memory else Leapt(state.tokens, features.values.clone())
         unread = Outcome(tokens, torch.zeros_like(tokens), torch.full_like(tokens, torch.inf, dtype=torch.double), None)
         outcome = told[0]._replace(tokens=tokens) if told else unread
-        return State(r + 1, tokens, memory), StepInfo(r, t, state.tokens, outcome, {})
+        return state.next(tokens, features, memory), StepInfo(r, t, state.tokens, outcome, {})
 
     def asked(self, ctx: Context, state: State, features: Features) -> list[Asked]:
         """The call that a leap reads, and before it the one that its step began with."""
@@ -89,7 +89,7 @@ class Trapezoidal(Native):
         if not state.memory:
             return [this]
         before, values = state.memory
-        return [Asked(state.call - 1, before, Features(values, ctx.shown(before, self.times[state.call - 1]))), this]
+        return [Asked(state.call - 1, before, Features(values, ctx.network_call(before, self.times[state.call - 1]))), this]
 
     def rates(
         self, ctx: Context, asked: list[Asked], here: tuple[Tensor, ...], log_probs_by_call: list[Tensor]

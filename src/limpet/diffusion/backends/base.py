@@ -43,8 +43,8 @@ class Transition:
     against: Tensor | None = None  # (B, L) tokens that the distribution is held against where it is inspected
 
 
-class Input(NamedTuple):
-    """What the denoiser is shown in one call, and how what it says is to be read: the same for all transitions."""
+class NetworkCall(NamedTuple):
+    """What one network call was given, and how its logits are to be read: the same for all transitions."""
 
     tokens: Tensor  # (B, L) x-tilde: the state with the visible labels written over it
     signal: (
@@ -80,7 +80,7 @@ Head = Callable[[Tensor], Tensor]  # (..., D) features -> (..., V) logits
 class Backend(NamedTuple):
     """One way to draw a step: what can be done before the body has run, what is done after it, and the selector."""
 
-    plan: Callable[[Transition, Input], Any]  # -> a Plan of its own
+    plan: Callable[[Transition, NetworkCall], Any]  # -> a Plan of its own
     advance: Callable[[Head, Tensor, Any], Outcome]
     select: Selector
 
@@ -89,13 +89,13 @@ class Whole(NamedTuple):
     """The plan of a backend that reads every position."""
 
     transition: Transition
-    input: Input
+    input: NetworkCall
 
     def needed(self) -> None:
         return None
 
 
-def log_probs(logits: Tensor, seen: Tensor, input: Input, temperature: float) -> Tensor:
+def log_probs(logits: Tensor, seen: Tensor, input: NetworkCall, temperature: float) -> Tensor:
     """(R, V) of what the head said of rows that saw the tokens `seen` (R,) -> their log-probabilities, up to a constant, in
     float32 or better: leave-one-out whatever the model predicts, at a temperature."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -104,12 +104,12 @@ def log_probs(logits: Tensor, seen: Tensor, input: Input, temperature: float) ->
     return logits if temperature == 1 else logits * (1 / temperature)
 
 
-def of_rows(input: Input, sample: Tensor) -> Input:
+def of_rows(input: NetworkCall, sample: Tensor) -> NetworkCall:
     """The input, where each of some rows is read with the signal of its own sample."""
     return input._replace(signal=input.signal[sample]) if isinstance(input.signal, Tensor) else input
 
 
-def nonfinite_logits(input: Input, call: int, place: int) -> LimpetError:
+def nonfinite_logits(input: NetworkCall, call: int, place: int) -> LimpetError:
     """The error for a distribution that is none, at a flat position of the batch."""
     row, position = divmod(place, input.tokens.shape[1])
     return LimpetError(
@@ -137,7 +137,7 @@ def routes(transition: Transition, rng: CounterRNG) -> tuple[Tensor, Tensor]:
     return coin_one(first, transition.coins).masked_fill(~transition.revise, STAY), second
 
 
-def noised(transition: Transition, input: Input, route: Tensor) -> Tensor:
+def noised(transition: Transition, input: NetworkCall, route: Tensor) -> Tensor:
     """(B, L) the tokens, with any one where the route says noise."""
     if not transition.coins.noisy:
         return transition.tokens.clone()

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend, Head, Input, Outcome, Transition, kernels, nonfinite_logits, sparse
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, kernels, nonfinite_logits, sparse
 
 CHUNK = 3 * 2**26  # logits held at once, rows x vocabulary: 3/8 GiB in bfloat16, and still work for many launches
 # Logits that a program reads at a time, its warps, and registers a thread: the two passes that every row takes need
@@ -26,7 +26,7 @@ class Packed(NamedTuple):
     """A transition whose needed rows are known."""
 
     transition: Transition
-    input: Input
+    input: NetworkCall
     places: Tensor  # (B L,) int32: flat positions that need a distribution, packed to the front
     told: Tensor  # (3,) int64 on the host, once `ready`: how many, and the nonfinite_at of the calls before
     ready: torch.cuda.Event | None
@@ -42,7 +42,7 @@ class Packed(NamedTuple):
         return self.places[:rows]
 
 
-def plan(transition: Transition, input: Input) -> Packed | sparse.Tossed:
+def plan(transition: Transition, input: NetworkCall) -> Packed | sparse.Tossed:
     """Toss coin one everywhere and pack the positions where it asks for the distribution or the distribution is inspected."""
     if transition.support.top_k is not None or transition.support.min_p > 0:
         return sparse.plan(transition, input)  # the kernel cuts by top-p alone
@@ -104,7 +104,7 @@ def advance(head: Head, features: Tensor, plan: Packed | sparse.Tossed) -> Outco
     return plan.outcome
 
 
-def _shifts(input: Input) -> Tensor:
+def _shifts(input: NetworkCall) -> Tensor:
     """(B,) float64: what the evidence of a token itself has added to its logit, in each sample."""
     if isinstance(input.signal, Tensor):
         return (input.vocab_size * input.signal / (1 - input.signal)).log1p().contiguous()

@@ -16,7 +16,7 @@ from limpet.diffusion import truncation
 from limpet.diffusion.backends import (
     Backend,
     Head,
-    Input,
+    NetworkCall,
     Outcome,
     Transition,
     inverse_cdf,
@@ -37,7 +37,7 @@ class Tossed(NamedTuple):
     """A transition whose first coin has been tossed."""
 
     transition: Transition
-    input: Input
+    input: NetworkCall
     route: Tensor  # (B, L) by coin one
     second: Tensor  # (B, L) the uniform for coin two
     rows: Tensor  # (R, 2) the samples and positions that need a distribution, in order
@@ -48,7 +48,7 @@ class Tossed(NamedTuple):
         return None if every else sample * self.route.shape[1] + position
 
 
-def plan(transition: Transition, input: Input) -> Tossed:
+def plan(transition: Transition, input: NetworkCall) -> Tossed:
     """Toss coin one everywhere; the rows where it moves or the distribution is inspected."""
     route, second = routes(transition, input.rng)
     rows = (((route != STAY) & (route != NOISE)) | transition.inspect).nonzero()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend, Head, Input, Outcome, Transition
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import Coins, ancestral
 from limpet.diffusion.transitions import probs as probs_of
@@ -14,14 +14,14 @@ from limpet.diffusion.truncation import EVERY, Support, cut
 HALFWAY = ancestral(0.4, 0.7)
 
 
-def input_of(transition: Transition, vocab_size: int, rng: CounterRNG, convert: bool = False) -> Input:
+def input_of(transition: Transition, vocab_size: int, rng: CounterRNG, convert: bool = False) -> NetworkCall:
     """What a model was shown that saw the state itself."""
     nonfinite_at = torch.full((2,), -1, device=transition.tokens.device)
-    return Input(transition.tokens, transition.coins.signal, vocab_size, convert, rng, nonfinite_at, "a model on trial")
+    return NetworkCall(transition.tokens, transition.coins.signal, vocab_size, convert, rng, nonfinite_at, "a model on trial")
 
 
 def step(
-    backend: Backend, logits: Tensor, transition: Transition, input: Input, head: Head = lambda rows: rows
+    backend: Backend, logits: Tensor, transition: Transition, input: NetworkCall, head: Head = lambda rows: rows
 ) -> Outcome:
     """One step, where the features (B, L, ...) are logits or what a head makes logits of."""
     return backend.advance(head, logits, backend.plan(transition, input))
