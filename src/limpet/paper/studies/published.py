@@ -140,7 +140,7 @@ class PaperResults(Results):
         head = tuple(one.format(preset=self.preset) for one in (*texts["head"], *texts.get("columns", ())))
         rows = tuple(tuple(map(tuple, group)) for group in groups)
         caption = texts["caption"].format(preset=self.preset, **fields)
-        return Table(name.replace("/", "-"), caption, (*head, *columns), rows, len(texts["head"]))
+        return Table(name.replace("/", "-").replace(" ", "-"), caption, (*head, *columns), rows, len(texts["head"]))
 
     def measure_table(
         self, name: str, groups: Iterable[Mapping[str, Sequence[str]]], measures: Sequence[str] = ("ppl", "entropy")
