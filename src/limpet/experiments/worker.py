@@ -122,7 +122,7 @@ class Worker:
     @cache  # noqa: B019  a worker lives as long as its run
     def _reference(self, judge: Judge, model: Denoiser, n: int, length: int) -> NDArray[np.float32]:
         """Features of n pieces of the reference text, as long as the samples and spread evenly over it."""
-        pieces = text_pieces(model, self.config.reference_text or "", length)
+        pieces = [ids for _, ids in text_pieces(model, self.config.reference_text or "", length).ids or ()]
         chosen = np.linspace(0, len(pieces) - 1, min(n, len(pieces))).round().astype(int)
         return features(judge, SampleSet.from_tokens(model, [pieces[i] for i in chosen]))
 
@@ -183,7 +183,7 @@ class Worker:
                 if name in scores.columns():
                     columns[stored] = numbers(scores.columns()[name])
                 else:
-                    sets[stored] = numbers([scores.sets()[name]])[0]
+                    sets[stored] = numbers([scores.set_values()[name]])[0]
             # By number: one judge may have two names, and the unit is the same.
             columns |= {f"{name}:{i}": numbers(getattr(scores.judged[0], name)) for name in ("nll", "tokens", "dropped")}
             if scores.mauve is not None:
