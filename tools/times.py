@@ -1,7 +1,7 @@
 """Measure how long each command takes, in seconds of one core, and fill docs/times.md.
 
-    python tools/times.py          # from the root of the repository; minutes
-    python tools/times.py --page   # the page alone, from the seconds in benchmarks/results/commands.json"""
+python tools/times.py          # from the root of the repository; minutes
+python tools/times.py --page   # the page alone, from the seconds in benchmarks/results/commands.json"""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ COMMANDS = [  # in this order: some read what others wrote
     "limpet train recipes/small/distilled.toml",
     "limpet bench --nfe 4 --batches 1 --runs 1",
 ]
-STUDY = 'model = "exact:words"\nsamples = 4\nseeds = [8200, 8210]\n[samplers]\nnative = "native nfe=8"\nCRS = "crs nfe=8"\n'
+STUDY = (
+    'model = "exact:words"\nsamples = 4\nseeds = [8200, 8210]\n[samplers]\nnative = "native nfe=8"\nCRS = "crs nfe=8"\n'
+)
 
 
 def core_seconds(command: str, folder: Path) -> float:
