@@ -1,6 +1,6 @@
 """Fill the table of results in the README from the committed report of the study `interleave`.
 
-    python tools/readme.py"""
+python tools/readme.py"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blocks import put
 from limpet.experiments import Entry, Results, Table, format_estimate, format_signed, report
 from limpet.experiments.render import markdown
 from limpet.paper import studies
-from limpet.paper.studies import interleave, samplers
+from limpet.paper.studies import interleave
 
 ROOT = Path(__file__).parents[1]
 SIZE = studies.preset("mini-gpu")
@@ -23,7 +23,7 @@ HEAD = (
     "NLL (nats/token, lower is better)",
     "entropy (nats, higher is more diverse)",
     "rep-4 (lower is less repetitive)",
-    "delta NLL at equal entropy (lower is better)",
+    "self-BLEU (lower is more diverse)",
 )
 
 
@@ -38,29 +38,29 @@ def results_table(results: Results) -> str:
     calls = interleave.compared_calls(SIZE)
 
     def row(name: str, text: str, nfe: int) -> tuple[Entry, ...]:
-        cell = f"base/{nfe}/{text}"
-        nll, entropy, rep = (results(cell, measure) for measure in ("nll", "entropy", "rep-4"))
-        delta = ""
-        if text.startswith("mend"):
-            against = samplers.delta(results, f"base/{nfe}", text, {"": interleave.SAMPLERS["curve"]})
-            delta = format_signed(against, 3)
-        cells = (format_estimate(nll, 3), format_estimate(entropy, 3), format_estimate(rep, 4), delta)
-        return (Entry(f"{name}: `{text}`, {nfe} calls"), *map(Entry, cells))
+        digits = {"nll": 3, "entropy": 3, "rep-4": 4, "self-bleu": 3}
+        values = (format_estimate(results(f"base/{nfe}/{text}", measure), n) for measure, n in digits.items())
+        return (Entry(f"{name}: `{text}`, {nfe} calls"), *map(Entry, values))
 
-    rows = [
-        row("released sampler", RELEASED, SIZE.max_nfe),
+    rows = (
+        row("released", RELEASED, SIZE.max_nfe),
         row("best baseline, diverse", DIVERSE[0], calls),
         row("Mend, diverse", DIVERSE[1], calls),
-        row("baseline, sharp", SHARP[0], calls),
+        row("best baseline, sharp", SHARP[0], calls),
         row("Mend, sharp", SHARP[1], calls),
-    ]
-    table = markdown(Table("results", "", HEAD, (tuple(rows),))).strip()
-    shape = f"{len(SIZE.seeds)} seeds x {SIZE.n} samples of 256 tokens"
-    return (
-        f"`mini`, judged by `mini-judge`, {shape}, mean ± standard error over seeds. Delta NLL is against\n"
-        f"the curve of interleaved top-p, the best baseline, at the sampler's own entropy\n"
-        f"([all samplers and both models](docs/frontier.md)).\n\n{table}\n"
     )
+    table = markdown(Table("results", "", HEAD, (rows,))).strip().replace("\\`", "`")
+    deltas = " and ".join(
+        f"{format_signed(interleave.mend_against_top_p(results, SIZE, role, SHARP[1]), 3)} on `{caption}`"
+        for role, caption in reversed(SIZE.captions.items())
+    )
+    size = f"{len(SIZE.seeds)} seeds x {SIZE.n} samples of 256 tokens"
+    return f"""Samples of `mini`, scored by `mini-judge`: {size}, mean ± standard error over seeds.
+The best baseline is top-p with interleaved steps. At equal entropy, sharp Mend's delta NLL against its curve is
+{deltas} ([all samplers, both models](docs/frontier.md)).
+
+{table}
+"""
 
 
 if __name__ == "__main__":
