@@ -85,8 +85,8 @@ def outputs(cell) -> list[str]:
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         found += [output["text"]] if output.get("name") == "stdout" else []
-        kinds = ("text/html", "text/markdown", "text/plain")
-        found += [data[kind] for kind in kinds if kind in data and "iframe" not in data[kind]]
+        if "iframe" not in str(data):
+            found += [data[kind] for kind in ("text/html", "text/markdown", "text/plain") if kind in data]
     return found
 
 
