@@ -21,6 +21,7 @@ from limpet.evaluation.judges import load_judge
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Native
 from limpet.samplers.base import BUILTIN
+from model_cases import features
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"write-a-sampler": "anneal.py", "bring-a-model": "bigram.py"}
