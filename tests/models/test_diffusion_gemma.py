@@ -24,8 +24,7 @@ from limpet.generation import Inputs, pad_after_end, reply, rollout
 from limpet.models import ModelInput, diffusion_gemma
 from limpet.models.loading import load
 from limpet.recording.trajectory import Trajectory
-from model_cases import parted, refused
-from test_check import failed, rows_of
+from model_cases import check, failed, parted, refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -302,7 +301,7 @@ def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder: Path, precision: str) -> None:
     model = load(folder, device="cpu", precision=precision)
-    rows = rows_of(model, "crs", "entropy-bound probs=predicted")
+    rows = check(model, "crs", "entropy-bound probs=predicted")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
 
@@ -310,7 +309,7 @@ def test_conformance(folder: Path, precision: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", samplers.available())
 def test_every_sampler_keeps_the_contract_on_it(ours: diffusion_gemma.Gemma, name: str) -> None:
-    assert not failed(list(conformance.arm_rows(ours, name, nfe=6)))
+    assert not failed(list(conformance.sampler_rows(ours, name, nfe=6)))
 
 
 def test_prompts_are_kept_and_calls_are_counted(ours: diffusion_gemma.Gemma) -> None:

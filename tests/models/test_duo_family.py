@@ -16,8 +16,7 @@ from limpet.models import model_files
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tokenizers import read_tokenizer
-from model_cases import hub_like, random_network, refused
-from test_check import failed, rows_of
+from model_cases import check, failed, hub_like, random_network, refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -106,13 +105,13 @@ def test_the_mask_must_be_known_and_be_a_token(sdllm):
 @pytest.mark.parametrize("kind", ["udlm", "sdllm"])
 def test_each_passes_the_conformance_test(kind, request):
     folder = request.getfixturevalue(kind)
-    rows = rows_of(load(folder, device="cpu"), "native", "crs", "mend")
+    rows = check(load(folder, device="cpu"), "native", "crs", "mend")
     assert not failed(rows)
     assert conformance.verdict(load(folder, device="cpu"), rows).endswith("0 failed")
 
 
 def test_a_tokenizer_that_changes_text_is_reported(udlm):
-    (found,) = [row.found for row in rows_of(load(udlm, device="cpu")) if row.what == "text"]
+    (found,) = [row.found for row in check(load(udlm, device="cpu")) if row.what == "text"]
     assert "once encoded" in found
 
 

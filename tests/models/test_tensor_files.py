@@ -64,7 +64,8 @@ def test_a_zero_sized_matrix_with_a_huge_side(tmp_path):
 
 def test_a_header_larger_than_any_is_refused_before_it_is_read(tmp_path):
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    for size, match in ((tensor_files.MAX_HEADER, "does not hold a Duo model"), (tensor_files.MAX_HEADER + 8, "header claims")):
+    most = tensor_files.MAX_HEADER
+    for size, match in ((most, "does not hold a Duo model"), (most + 8, "header claims")):
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", size) + text.ljust(size))
         refused(tmp_path, match)
 

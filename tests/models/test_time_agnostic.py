@@ -17,8 +17,7 @@ from limpet.errors import LimpetError
 from limpet.models import WrappedDenoiser, gidd, sumi, time_agnostic
 from limpet.models.loading import load
 from limpet.recording.trajectory import Trajectory
-from model_cases import features, parted, refused, tiktoken_like
-from test_check import failed, rows_of
+from model_cases import check, failed, features, parted, refused, tiktoken_like
 from time_agnostic_transcription import gidd as gidd_transcribed
 from time_agnostic_transcription import sumi as sumi_transcribed
 
@@ -230,7 +229,7 @@ def test_the_schedule_is_even_between_its_log_odds():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder, precision):
     model = load(folder, device="cpu", precision=precision)
-    rows = rows_of(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
+    rows = check(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
     found = {row.what: row.found for row in rows}
