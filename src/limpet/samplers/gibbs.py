@@ -66,7 +66,7 @@ class Gibbs(Sampler):
         is_single_step = isinstance(inner, CRS) or type(inner).step is Native.step
         if not isinstance(inner, Native) or not is_single_step or inner.interleave:
             raise LimpetError(
-                f"gibbs has predictor {self.predictor!r}; it takes crs, native, or one that changes only native's coins, "
+                f"gibbs has predictor {self.predictor!r}; it takes crs, native, or one with coins of its own, "
                 "such as psi, without interleave: every call must move the state from one time to the next"
             )
         if inner.nfe != calls:
