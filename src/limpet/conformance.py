@@ -449,7 +449,7 @@ def _trace(subject: Subject) -> Claims:
 
 
 def _shared_calls(subject: Subject) -> Claims:
-    """The calls that two samplers both claim to share are the same: itself with one parameter changed, and all others."""
+    """The calls that two samplers both claim to share are the same: with one parameter changed, and all others."""
     sampler, own, claims = subject.sampler, subject.run().states, []
     others = {f"{name} changed": other for name, other in _changed(sampler).items()}
     for name, kind in samplers.available().items():
