@@ -26,7 +26,7 @@ from limpet.errors import LimpetError
 from limpet.generation import CountingDenoiser, Inputs, context_of, rollout
 from limpet.models import Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
 from limpet.models.exact import Source
-from limpet.registry import said as describe_error
+from limpet.registry import describe_error
 from limpet.samplers import Sampler, State, StepInfo, params
 
 SAMPLES, SEED, NFE = 3, 8200, 8

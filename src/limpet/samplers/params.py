@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from limpet.errors import LimpetError, unknown
-from limpet.registry import said as describe_error
+from limpet.registry import describe_error
 
 MOST = 2**31  # a whole number must fit a tensor, unless its range says more
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
