@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from limpet.errors import LimpetError, unknown
+from limpet.errors import LimpetError, unknown_name
 from limpet.registry import describe_error
 
 MOST = 2**31  # a whole number must fit a tensor, unless its range says more
@@ -120,4 +120,4 @@ def check_names(sampler: type, names: Mapping[str, Any], of: str) -> None:
     """Raise for a name that is not a parameter, and suggest the closest one. of: the sampler's name."""
     for name in names:
         if name not in params(sampler):
-            raise unknown(f"{of} has no parameter", name, params(sampler))
+            raise unknown_name(f"{of} has no parameter", name, params(sampler))
