@@ -23,7 +23,6 @@ from limpet.errors import LimpetError
 from limpet.generation import Inputs, pad_after_end, reply, rollout
 from limpet.models import ModelInput, diffusion_gemma
 from limpet.models.loading import load
-from limpet.recording.trajectory import Trajectory
 from model_cases import check, failed, parted, refused
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -124,7 +123,7 @@ def test_entropy_bound_is_generates_token_for_token(
     ours = load(folder, device="cpu")
     assert isinstance(ours, diffusion_gemma.Gemma)
     samples, calls, prompt = 5, 9, tokens(ours, 20, rows=1)
-    sampler = EntropyBound(nfe=calls, bound=bound, settled=settled, probs="predicted")
+    sampler = EntropyBound(nfe=calls, bound=bound, settled=settled, distribution="predicted")
     plain = reply(ours, sampler, samples, SEED, 3 * CANVAS, prompt[0])
     ours.ends = int(plain.tokens[0, 5]), int(plain.tokens[3, CANVAS + 2]), 3
     out = reply(ours, sampler, samples, SEED, 3 * CANVAS, prompt[0])
@@ -204,7 +203,7 @@ def test_pieces_change_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.
 
 
 def test_the_first_canvas_is_what_sample_returns(ours: diffusion_gemma.Gemma) -> None:
-    for sampler in (CRS(nfe=5), Mend(nfe=5), EntropyBound(nfe=5, probs="predicted")):
+    for sampler in (CRS(nfe=5), Mend(nfe=5), EntropyBound(nfe=5, distribution="predicted")):
         prompt = ours.prompt("Why is the sky blue?")
         out = reply(ours, sampler, 3, length=CANVAS, prompt="Why is the sky blue?")
         canvas = limpet.sample(ours.after(torch.tensor([prompt])), sampler, 3)
@@ -218,7 +217,7 @@ def test_every_sampler_replies_and_a_reply_does_not_depend_on_the_batch(ours: di
     """Over two canvases. Guidance needs fixed tokens, and a canvas has none."""
     sampler = samplers.parse(name, nfe=6)[1]
     if sampler.needs_fixed:
-        with pytest.raises(LimpetError, match="nothing to guide by"):
+        with pytest.raises(LimpetError, match="needs fixed tokens to guide by"):
             reply(ours, sampler, 2, length=2 * CANVAS, prompt=[2, 40, 41])
         return
     out = reply(ours, sampler, 4, length=2 * CANVAS, prompt=[2, 40, 41])
@@ -274,7 +273,7 @@ def test_a_chat_prompt_goes_through_the_template(ours: diffusion_gemma.Gemma) ->
 
 def test_the_command_replies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", str(folder), "--prompt", "Why?", "--n", "2", "--device", "cpu", "--precision", "float32"]
-    for sampler in ("crs nfe=4", "mend nfe=4", "entropy-bound nfe=4 probs=predicted"):
+    for sampler in ("crs nfe=4", "mend nfe=4", "entropy-bound nfe=4 distribution=predicted"):
         assert main.main(["sample", *options, "--sampler", sampler, "--length", "32", "--json"]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         model = load(folder, device="cpu")
@@ -285,6 +284,8 @@ def test_the_command_replies(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours: diffusion_gemma.Gemma) -> None:
     """A canvas without a prompt, with the prediction of each call before. A reply of several canvases has no record."""
+    from limpet.recording.trajectory import Trajectory
+
     record = tmp_path / "x.limpet"
     command = ["sample", "--model", str(folder), "--n", "1", "--device", "cpu", "--precision", "float32"]
     command += ["--record", str(record)]
@@ -301,7 +302,7 @@ def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder: Path, precision: str) -> None:
     model = load(folder, device="cpu", precision=precision)
-    rows = check(model, "crs", "entropy-bound probs=predicted")
+    rows = check(model, "crs", "entropy-bound distribution=predicted")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
 

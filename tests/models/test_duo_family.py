@@ -16,7 +16,7 @@ from limpet.models import model_files
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tokenizers import read_tokenizer
-from model_cases import check, failed, hub_like, random_network, refused
+from model_cases import bert_like, check, failed, hub_like, random_network, refused, tiktoken_like
 
 pytestmark = pytest.mark.usefixtures("offline")
 

@@ -16,7 +16,6 @@ from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import WrappedDenoiser, gidd, sumi, time_agnostic
 from limpet.models.loading import load
-from limpet.recording.trajectory import Trajectory
 from model_cases import check, failed, features, parted, refused, tiktoken_like
 from time_agnostic_transcription import gidd as gidd_transcribed
 from time_agnostic_transcription import sumi as sumi_transcribed
@@ -233,7 +232,7 @@ def test_conformance(folder, precision):
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
     found = {row.what: row.found for row in rows}
-    assert found["clean positions"].startswith("nothing to do" if model.clean_tokens == "ignored" else "largest")
+    assert found["clean positions"].startswith("not applicable" if model.clean_tokens == "ignored" else "largest")
 
 
 def test_the_command_ends_in_a_verdict(folder, capsys):
@@ -263,6 +262,8 @@ def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
     command = ["sample", "--model", str(folder), "--sampler", "crs nfe=5", "--record", record]
     assert main.main([*command, *options]) == 0
     expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prompt="The ").tokens[0]
+    from limpet.recording.trajectory import Trajectory
+
     assert Trajectory.load(Path(record)).frames[-1].state.tolist() == expected.tolist()
 
 
