@@ -292,7 +292,7 @@ def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path,
     for name, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
         assert main.main([*command, "--sampler", name]) == 0
         expected = limpet.sample(ours, sampler, n=1).tokens[0]
-        assert Trajectory.load(record).frames[-1].state.tolist() == expected.tolist()
+        assert Trajectory.load(record).frames[-1].tokens.tolist() == expected.tolist()
     assert main.main([*command, "--prompt", "Why?"]) == 2
 
 

@@ -131,7 +131,7 @@ def test_a_sampler_is_watched_recorded_and_viewed(name, capsys):
     run("sample", "--model", "exact:words", "--sampler", arm(name), "--n", "1", "--record", "mine.limpet")
     path = Trajectory.load(Path("mine.limpet"))
     expected = limpet.sample(limpet.load("exact:words"), samplers.find(name.sampler)(**PARAMS), n=1).tokens[0]
-    assert path.frames[-1].state.tolist() == expected.tolist()
+    assert path.frames[-1].tokens.tolist() == expected.tolist()
     assert "restless" in printed(capsys, "watch", "mine.limpet")
     run("view", "mine.limpet", "--out", "page.html")
     assert base64.b64encode(path.to_bytes()).decode() in Path("page.html").read_text()

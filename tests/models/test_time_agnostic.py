@@ -264,7 +264,7 @@ def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
     expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prompt="The ").tokens[0]
     from limpet.recording.trajectory import Trajectory
 
-    assert Trajectory.load(Path(record)).frames[-1].state.tolist() == expected.tolist()
+    assert Trajectory.load(Path(record)).frames[-1].tokens.tolist() == expected.tolist()
 
 
 def test_the_backbone_at_some_positions_is_the_backbone(folder):
