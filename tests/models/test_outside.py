@@ -304,4 +304,5 @@ def test_the_entry_points_of_the_pages_are_the_ones_that_are_read(page, here, pa
     plain, read = limpet.load(offered), limpet.load("folder")
     assert (plain.name, read.name, read.info["source"]) == ("bigram", "folder", "folder")
     assert plain.digest != read.digest
-    assert set(limpet.sample(read, Native(nfe=4, top_p=0.5, final_step="argmax"), n=1).texts[0]) <= set("ab ")  # a first space
+    text = limpet.sample(read, Native(nfe=4, top_p=0.5, final_step="argmax"), n=1).texts[0]
+    assert set(text) <= set("ab ")  # its first letter may be a space
