@@ -40,6 +40,7 @@ def frame(page: str, height: int = 720) -> str:
         'style="border:0"></iframe>'
     )
 
+
 # Old names, until every user of them has moved
 hashed = policy_hash
 framed = frame

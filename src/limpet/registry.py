@@ -230,5 +230,6 @@ def _bytecode(thing: Any) -> Any:
     code = getattr(function, "__code__", None)
     return _bytecode(code) if code else thing if isinstance(thing, (str, bytes, int, float, type(None))) else None
 
+
 # Old names, until every user of them has moved
 said = describe_error

@@ -41,7 +41,7 @@ def settings(vocab_size: int) -> Any:
 
 
 def original(vocab_size: int, strength: float) -> Any:
-    """transformers' model, in which every parameter and stored scalar matters. A low strength hardly changes a token."""
+    """transformers' model. Every parameter and stored scalar matters. A low strength hardly changes a token."""
     model = transformers.DiffusionGemmaForBlockDiffusion(settings(vocab_size)).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -73,9 +73,9 @@ def folder_of(folder: Path, strength: float = 1.0) -> Path:
 
 @contextmanager
 def on_our_uniforms(samples: int, monkeypatch: pytest.MonkeyPatch, undrawn: int = 0) -> Iterator[None]:
-    """Code that starts a canvas with a uniform draw, and at each call draws tokens and uniform tokens, uses the uniforms
-    of limpet's samples: the first of a call's pair for a token, the second for a uniform token. The `undrawn` first
-    calls of a canvas draw uniform tokens alone."""
+    """Code that starts a canvas with a uniform draw, and at each call draws tokens and uniform tokens, uses limpet's
+    uniforms: the first of a call's pair for a token, the second for a uniform token. The `undrawn` first calls of a
+    canvas draw uniform tokens alone."""
     at = {"canvas": -1, "call": -1, "drawn": False}
 
     def pair(purpose: Purpose) -> tuple[Tensor, Tensor]:

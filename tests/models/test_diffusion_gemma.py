@@ -134,9 +134,9 @@ def test_entropy_bound_is_generates_token_for_token(
             sampler_config=bounded, confidence_threshold=settled, stability_threshold=1, eos_token_id=list(ours.ends),
             pad_token_id=0,
         )  # fmt: skip
-    made = expected.sequences[:, prompt.shape[1] :]
-    assert torch.equal(out.tokens, made)
-    assert len({int((row != 0).sum()) for row in made}) > 1  # they end in different places
+    new = expected.sequences[:, prompt.shape[1] :]
+    assert torch.equal(out.tokens, new)
+    assert len({int((row != 0).sum()) for row in new}) > 1  # they end in different places
     assert (plain.nfe < 3 * calls) == (settled > 0.1)
 
 

@@ -308,9 +308,7 @@ def from_folder(
     )
 
 
-def _mask(
-    config: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, vocab_size: int, path: Path
-) -> int | None:
+def _mask(config: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, vocab_size: int, path: Path) -> int | None:
     """The token that has probability zero: config.json names it, or for SDLLM-Duo the tokenizer."""
     mask: int | None = config.get("mask_token_id")
     if mask is None and str(config.get("model_type")).lower() == "sdllm-duo":
@@ -337,8 +335,9 @@ def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Pat
     with torch.device("meta"):
         return DuoNetwork(DuoShape(vocab_size, length, width, blocks, heads, cond, hidden))
 
+
 # Old names, until every user of them has moved
 Shape, Network, Block = DuoShape, DuoNetwork, DuoBlock
 Layers = TransformerBlock
 MOST_BLOCKS, MOST_LENGTH, MOST_WIDTH = 512, MAX_LENGTH, MAX_WIDTH
-Precision = Literal['float32', 'bfloat16', 'float8']
+Precision = Literal["float32", "bfloat16", "float8"]

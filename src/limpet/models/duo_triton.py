@@ -395,5 +395,6 @@ def _joined(maps: list[Linear], name: str) -> Tensor:
             part.data = view
     return whole
 
+
 # Old names, until every user of them has moved
 FusedBody = FusedBackbone

@@ -365,6 +365,7 @@ def _bare(named: Mapping[str, T], path: Path) -> dict[str, T]:
         raise LimpetError(f"{path} holds the same tensor under two prefixes: keep one model in it")
     return bare
 
+
 # Old names, until every user of them has moved
 MINIS = BUILTIN_FOLDER
 whole_builtin = builtin_folder

@@ -248,5 +248,6 @@ def some(names: list[str], shown: int = 6) -> str:
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
+
 # Old names, until every user of them has moved
 Unheaded = BadHeader
