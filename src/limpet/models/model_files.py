@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -120,6 +121,12 @@ def builtin_folder(name: str) -> Path:
             f"the built-in {name} lacks {', '.join(missing)}: install limpet again, or name another model"
         )
     return folder
+
+
+def copy_builtin(name: str, folder: Path) -> None:
+    """Copy a built-in model or judge to a folder, with the tokenizer that the built-in ones share."""
+    shutil.copytree(builtin_folder(name), folder, dirs_exist_ok=True)
+    shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
 
 
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
