@@ -129,7 +129,7 @@ def copy_builtin(name: str, folder: Path) -> None:
     shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
 
 
-def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
+def locate(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
     """The files of a built-in model, else of a path that exists, else of a repository on the hub; None for others."""
     text, path = os.fspath(name), Path(name).expanduser()
     builtin = BUILTIN_FOLDER / text if re.fullmatch(r"[\w-]+", text) else None
