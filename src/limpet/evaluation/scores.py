@@ -18,7 +18,7 @@ from limpet.evaluation.judges.base import Progress
 from limpet.evaluation.metrics import METRICS, mauve, pack
 from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
 from limpet.evaluation.statistics import Estimate, Floats, GeometricMean, Interval
-from limpet.evaluation.tables import Table
+from limpet.evaluation.tables import ResultTable
 from limpet.generation import Samples
 
 LEVEL = 0.95  # of bootstrap intervals
@@ -177,7 +177,7 @@ class Scores:
         judge = "none" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
         return f"{self.name}: {sizes}; metrics count {self.counted_ids}\njudge: {judge}"
 
-    def table(self, intervals: bool = False) -> Table:
+    def table(self, intervals: bool = False) -> ResultTable:
         """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
         table = measures_table(self.caption, self.measures, intervals)
         if self.mauve is not None:
@@ -213,7 +213,7 @@ class Scores:
         return extra("pandas", "notebook").DataFrame(self.sample_rows())
 
 
-def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> Table:
+def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> ResultTable:
     """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
     head = ["measure", "mean ± standard error", *([f"{LEVEL:.0%} interval over samples"] if intervals else [])]
     rows = []
@@ -223,7 +223,7 @@ def measures_table(caption: str, measures: Mapping[str, Measure], intervals: boo
             interval = measure.interval
             row.append("" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}")
         rows.append(row)
-    return Table(caption, head, rows)
+    return ResultTable(caption, head, rows)
 
 
 def evaluate(

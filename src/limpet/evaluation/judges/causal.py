@@ -30,7 +30,7 @@ from limpet.models.tokenizers import Tokenizer, read_tokenizer
 
 
 @dataclass(frozen=True)
-class Shape:
+class CausalShape:
     """Every size of a causal network; `length` is the longest context it was trained on."""
 
     vocab_size: int
@@ -48,13 +48,13 @@ def _takes(most: int) -> tuple[str, Callable[[Any], bool]]:
     return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
 
 
-TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(Shape)}
+TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(CausalShape)}
 
 
-class Block(Layers):
+class CausalBlock(Layers):
     """Attention to the past, then the MLP, each after a norm; dropout in training only."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: CausalShape, dropout: float) -> None:
         super().__init__(shape.width, shape.heads, shape.hidden)
         self.dropout = nn.Dropout(dropout)
 
@@ -64,17 +64,17 @@ class Block(Layers):
         return cast(Tensor, x + self.dropout(self.mlp(self.norm2(x))))
 
 
-class Network(nn.Module):
+class CausalNetwork(nn.Module):
     """Tokens -> features that depend on the past alone; features -> logits of the next token.
 
     The head is the transposed embedding: one matrix for both."""
 
-    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+    def __init__(self, shape: CausalShape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
         self.rotary_emb = Rotary(shape.width // shape.heads)
-        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.blocks))
+        self.blocks = nn.ModuleList(CausalBlock(shape, dropout) for _ in range(shape.blocks))
         self.norm_final = Norm(shape.width)
         nn.init.normal_(self.embedding, std=0.02)
         for name, parameter in self.named_parameters():  # small, so that the residual does not grow with depth
@@ -100,7 +100,7 @@ class Network(nn.Module):
 class CausalJudge(Judge):
     """A causal network as a judge."""
 
-    def __init__(self, name: str, network: Network, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, name: str, network: CausalNetwork, tokenizer: Tokenizer | None) -> None:
         self.name, self.network, self.tokenizer = name, network, tokenizer
         self.digest = digest_of(dict(network.named_parameters()), {"context": network.shape.length})
         self.context, self.vocab_size = network.shape.length, network.shape.vocab_size
@@ -124,7 +124,7 @@ def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> C
     sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
     try:
         with torch.device("meta"):
-            network = Network(Shape(**sizes))
+            network = CausalNetwork(CausalShape(**sizes))
     except (TypeError, RuntimeError, ZeroDivisionError) as error:
         raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
     path = folder / "model.safetensors"
