@@ -9,11 +9,11 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from limpet.models.duo import Duo, Network, Shape
-from limpet.models.tokenizers import Tokenizer
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
+from limpet.models.tokenizers import HuggingFaceTokenizer
 
 
-def small_tokenizer() -> Tokenizer:
+def small_tokenizer() -> HuggingFaceTokenizer:
     """A byte-level tokenizer that no built-in model has."""
     tokens = tokenizers.Tokenizer(models.BPE())
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -21,12 +21,12 @@ def small_tokenizer() -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
     tokens.train_from_iterator(["the sea and the sand and the salt"] * 9, trainer)
-    return Tokenizer(tokens, 280)
+    return HuggingFaceTokenizer(tokens, 280)
 
 
-def tiny(tokenizer: Tokenizer | None) -> Duo:
+def tiny(tokenizer: HuggingFaceTokenizer | None) -> Duo:
     torch.manual_seed(0)
-    network = Network(Shape(vocab_size=280, length=24, width=16, blocks=1, heads=2, cond=8, hidden=32))
+    network = DuoNetwork(DuoShape(vocab_size=280, length=24, width=16, blocks=1, heads=2, cond=8, hidden=32))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(0, 0.3)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import Judge, SourceJudge, judge_for
@@ -196,14 +196,14 @@ class Comparison:
                 {"sampler": one.name, "nfe": one.nfe, "seed": seed, **{name: v[i] for name, v in values.items()}}
                 for i, seed in enumerate(self.seeds)
             ]
-        return extra("pandas", "notebook").DataFrame(rows)
+        return import_extra("pandas", "notebook").DataFrame(rows)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw NLL (lower is better) against entropy, one point a sampler, with standard errors.
 
         axes: of matplotlib, to draw into (default: new ones). Returns the axes. The extra `figures` has matplotlib."""
         if axes is None:
-            axes = extra("matplotlib.pyplot", "figures").subplots()[1]
+            axes = import_extra("matplotlib.pyplot", "figures").subplots()[1]
         for name, one in zip(self.row_names, self.samplers, strict=True):
             x, y = one.scores.estimate("entropy"), one.scores.estimate(NLL)
             errors = np.nan_to_num([x.se, y.se])  # a single seed has no error

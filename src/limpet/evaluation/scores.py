@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limpet.errors import LimpetError, extra, unknown
+from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
@@ -120,7 +120,7 @@ class Scores:
 
     def _measure(self, name: str) -> Measure:
         if name not in self.measures:
-            raise unknown("these scores have no measure", name, self.measures)
+            raise unknown_name("these scores have no measure", name, self.measures)
         return self.measures[name]
 
     def estimate(self, name: str) -> Estimate:
@@ -210,7 +210,7 @@ class Scores:
 
     def to_pandas(self) -> Any:
         """A data frame with one row a sample (see `sample_rows`)."""
-        return extra("pandas", "notebook").DataFrame(self.sample_rows())
+        return import_extra("pandas", "notebook").DataFrame(self.sample_rows())
 
 
 def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> ResultTable:
@@ -259,7 +259,7 @@ def evaluate(
     """
     sets, names = sample_sets(samples), list(metrics)
     if unknown_names := [name for name in names if name not in METRICS]:
-        raise unknown("there is no metric", unknown_names[0], METRICS)
+        raise unknown_name("there is no metric", unknown_names[0], METRICS)
     judge = load_judge(judge) if isinstance(judge, str) else judge
     mode = None if judge is None else reading_mode(judge, sets, convention)
     measures: dict[str, Measure] = {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,20 +12,20 @@ from torch import Tensor, nn
 
 from limpet.errors import LimpetError
 from limpet.evaluation.judges.base import Judge
-from limpet.models.duo import (
-    MOST_BLOCKS,
-    MOST_LENGTH,
-    MOST_WIDTH,
-    Layers,
+from limpet.models.model_files import read_config, whole_number
+from limpet.models.networks import (
+    MAX_BLOCKS,
+    MAX_LENGTH,
+    MAX_WIDTH,
     Linear,
     Norm,
     Rotary,
+    TransformerBlock,
     attend,
     set_precision,
 )
-from limpet.models.model_files import Takes, read_config
 from limpet.models.tensor_files import digest_of, fill, open_tensors, unpacked
-from limpet.models.tokenizers import Tokenizer, read_tokenizer
+from limpet.models.tokenizers import HuggingFaceTokenizer, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,11 @@ class CausalShape:
     hidden: int
 
 
-MOST = {"blocks": MOST_BLOCKS, "vocab_size": MOST_LENGTH, "length": MOST_LENGTH}
+LIMITS = {"blocks": MAX_BLOCKS, "vocab_size": MAX_LENGTH, "length": MAX_LENGTH}
+FIELDS = {one.name: whole_number(LIMITS.get(one.name, MAX_WIDTH)) for one in fields(CausalShape)}
 
 
-def _takes(most: int) -> tuple[str, Callable[[Any], bool]]:
-    return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
-
-
-TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(CausalShape)}
-
-
-class CausalBlock(Layers):
+class CausalBlock(TransformerBlock):
     """Attention to the past, then the MLP, each after a norm; dropout in training only."""
 
     def __init__(self, shape: CausalShape, dropout: float) -> None:
@@ -100,7 +93,7 @@ class CausalNetwork(nn.Module):
 class CausalJudge(Judge):
     """A causal network as a judge."""
 
-    def __init__(self, name: str, network: CausalNetwork, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, name: str, network: CausalNetwork, tokenizer: HuggingFaceTokenizer | None) -> None:
         self.name, self.network, self.tokenizer = name, network, tokenizer
         self.digest = digest_of(dict(network.named_parameters()), {"context": network.shape.length})
         self.context, self.vocab_size = network.shape.length, network.shape.vocab_size
@@ -121,7 +114,7 @@ class CausalJudge(Judge):
 
 def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
     """Read a judge's folder. In bfloat16 the linear maps of the blocks are rounded; embedding and head are not."""
-    sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
+    sizes = {key: value for key, value in read_config(folder, FIELDS, "a judge").items() if key != "model_type"}
     try:
         with torch.device("meta"):
             network = CausalNetwork(CausalShape(**sizes))

@@ -19,7 +19,7 @@ from limpet.errors import LimpetError
 from limpet.evaluation.judges.base import Judge, Progress
 from limpet.evaluation.judges.exact import SourceJudge
 from limpet.evaluation.metrics.ngrams import as_ids
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.models import Tokenizer
 
 RELEASED_LENGTH = 1024  # the released code truncates a text to as many ids
@@ -194,7 +194,7 @@ class ScoreCache:
         """Store a sum under (reading, judge, convention)."""
         try:
             self._file(*key).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._file(*key), json.dumps(_entry(nll, *key)))
+            write_file(self._file(*key), json.dumps(_entry(nll, *key)))
         except (OSError, LimpetError) as error:
             raise LimpetError(f"scores cannot be kept in {self.folder} ({error}): name another folder") from error
 
