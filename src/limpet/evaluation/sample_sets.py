@@ -92,7 +92,7 @@ class SampleSet:
 
 def _plain(values: Any) -> list[Any]:
     """A tensor, an array or a sequence as a list of Python numbers; all at once, not one by one."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[no-any-return]
+    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def sample_sets(samples: Any) -> list[SampleSet]:
