@@ -134,9 +134,11 @@ def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _unused(sampler: Sampler, state: State) -> Tensor:
     """(B, L) bool: where neither a later call nor the output depends on the token, so that rows can be merged."""
-    if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
-        return torch.zeros_like(state.tokens, dtype=torch.bool)
-    return state.memory[1] < OPEN
+    nowhere = torch.zeros_like(state.tokens, dtype=torch.bool)
+    if not isinstance(sampler, CRS) or state.call == sampler.nfe or sampler.horizon is not None:
+        return nowhere
+    # A token that is always visible covers its position, unless the final step returns what lies below it.
+    return nowhere if sampler.write == "output" or sampler.final_step == "sample" else state.memory[1] < OPEN
 
 
 def _ages(sampler: Sampler) -> int:
