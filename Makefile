@@ -1,44 +1,47 @@
-# make demo: install and compare samplers. make test: install and check everything. make docs: serve the site.
-# make release: the wheel and the source archive, checked.
+# make demo: install the core and compare samplers. make test: install and check everything that takes minutes.
+# make test-all: also the tests that take longer. make docs: serve the site. make release: the wheel, checked.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long check venv docs site notebooks release clean
+.PHONY: demo test test-all check docs site notebooks release clean
 
-demo: $(STAMP)
+demo: .venv/.core
 	$(BIN)/limpet compare --precision auto
 
-venv: $(STAMP)
-
-$(STAMP): pyproject.toml constraints.txt
+.venv/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
 	touch $@
 
-check: $(STAMP)
+.venv/.dev: .venv/.core
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/vocabulary.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: check
 	$(BIN)/pytest -n 2 --durations=10
 
-test-long: $(STAMP)
+test-all: test
 	$(BIN)/pytest -m long --durations=10
 
-docs: $(STAMP)
+docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-site: $(STAMP)
+site: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-notebooks: $(STAMP)
+notebooks: .venv/.dev
 	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
 
-release: $(STAMP)
+release: .venv/.dev
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 	$(BIN)/twine check --strict dist/*

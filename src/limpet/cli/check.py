@@ -1,48 +1,49 @@
-"""`limpet check MODEL`: whether a model and samplers, one's own or built in, keep the contract."""
+"""`limpet check MODEL`: whether a model and samplers, your own or built in, keep limpet's contract."""
 
 from __future__ import annotations
 
 import tyro
 
 from limpet import samplers
-from limpet.cli.common import HERE, Arms, Json, Length, Model, Somewhere, out, show
-from limpet.conformance import NFE, Row, arm_rows, model_rows, verdict
+from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, Model, SamplerTexts, out, show
+from limpet.conformance import NFE, Row, model_rows, sampler_rows, verdict
 
 
 def run(
     model: tyro.conf.Positional[Model] = "exact:words",
     /,
     *,
-    arm: Arms = (),
+    sampler: SamplerTexts = (),
     nfe: int = NFE,
     length: Length = None,
-    where: Somewhere = HERE,
+    loading: Loading = DEFAULT_LOADING,
     json: Json = False,
 ) -> int:
-    """Hold a model, and samplers on it, to what every part of limpet relies on. Exit code 1 if a check fails.
+    """Check a model, and samplers on it, against what every part of limpet relies on. Exit code 1 if a check fails.
 
-    Unless told how long, a model with a large vocabulary is checked on shorter sequences than its own.
+    By default a model with a large vocabulary is checked on shorter sequences than its own.
 
     $ limpet check ./my.py:factory
-    $ limpet check --arm ./mine.py:Mine
-    $ limpet check mini --arm "crs budget=.25" --json
+    $ limpet check --sampler ./mine.py:Mine
+    $ limpet check mini --sampler "crs budget=.25" --json
 
     Args:
-        nfe: network calls of every arm that does not say otherwise
+        nfe: network calls of every sampler that does not set its own
     """
-    denoiser = where.load(model)
+    denoiser = loading.load(model)
 
     def say(line: str) -> None:
         if not json:
             out.print(line, markup=False)
 
     found: list[tuple[str | None, Row]] = []
-    for subject in (None, *(arm or samplers.available())):
-        say("\nthe model" if subject is None else f"\narm {subject}")
-        for row in model_rows(denoiser, length) if subject is None else arm_rows(denoiser, subject, nfe, length):
+    for subject in (None, *(sampler or samplers.available())):
+        say("\nthe model" if subject is None else f"\nsampler {subject}")
+        for row in model_rows(denoiser, length) if subject is None else sampler_rows(denoiser, subject, nfe, length):
             found.append((subject, row))
             say(f"{'ok' if row.ok else 'FAILED':<7} {row.what}: {row.found}")
-    said = verdict(denoiser, [row for _, row in found])
-    checks = [{"arm": subject, **row._asdict()} for subject, row in found]
-    show(json, {"model": denoiser.name, "digest": denoiser.digest, "checks": checks, "verdict": said}, [f"\n{said}"])
+    summary = verdict(denoiser, [row for _, row in found])
+    checks = [{"sampler": subject, **row._asdict()} for subject, row in found]
+    document = {"model": denoiser.name, "digest": denoiser.digest, "checks": checks, "verdict": summary}
+    show(json, document, [f"\n{summary}"])
     return 0 if all(row.ok for _, row in found) else 1

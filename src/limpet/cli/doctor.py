@@ -1,4 +1,4 @@
-"""`limpet doctor`: what this machine runs, and whether every step backend draws from the exact distribution on it."""
+"""`limpet doctor`: what is installed, and whether every backend draws from the exact distribution on this machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from limpet import __version__
-from limpet.cli.common import Json, native_bfloat16, out, show
+from limpet.cli.common import Json, has_native_bfloat16, out, show
 from limpet.diffusion.backends import Backend, backends, testing
 from limpet.diffusion.rng import philox
 from limpet.diffusion.truncation import Support
 from limpet.generation import sample
 from limpet.models.exact_sources import source
-from limpet.samplers import CRS
 
 DISTRIBUTIONS = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2))
 PHILOX = "d16cfe09 94fdcceb 5001e420 24126ea1"  # the generator's published answer for the digits of pi
-LEVEL = 1e-6  # a sound backend fails one check in a million
+LEVEL = 1e-6  # a correct backend fails one check in a million
 
 
 def run(json: Json = False) -> int:
@@ -37,7 +36,7 @@ def run(json: Json = False) -> int:
     found, extras, facts_of = versions(), extras_found(), [device_facts(device) for device in devices]
     machine = [(facts["device"], f"{facts['name']}, bfloat16 {facts['bfloat16']}") for facts in facts_of]
     checked = [("ok" if one["ok"] else "FAILED", f"{one['check']}: {one['found']}") for one in checks]
-    optional = [(f"[{name}]", _extra_words(name, parts)) for name, parts in extras.items()]
+    optional = [(f"[{name}]", _extra_text(name, parts)) for name, parts in extras.items()]
     listed = [*found.items(), *optional, *machine, *checked]
     lines = (fill(f"{head:<16} {words}", out.width, subsequent_indent=" " * 17) for head, words in listed)
     show(json, {"versions": found, "extras": extras, "devices": facts_of, "checks": checks}, lines)
@@ -45,19 +44,19 @@ def run(json: Json = False) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of limpet, and of all that it cannot do without."""
+    """The versions of Python, limpet and its required packages."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "limpet": __version__}
     return found | {name: version(name) or "not installed" for name in required("")}
 
 
 def extras_found() -> dict[str, dict[str, str | None]]:
-    """Every extra of limpet, and what it brings: by name a version, None where it is not installed."""
+    """Every extra of limpet with its packages: name -> version, None where it is not installed."""
     listed = importlib.metadata.metadata("limpet").get_all("Provides-Extra") or []
     return {extra: {name: version(name) for name in required(extra)} for extra in listed}
 
 
 def required(extra: str) -> list[str]:
-    """What limpet needs of itself (""), or with an extra, as its package says."""
+    """The packages that limpet requires, always ("") or for an extra."""
     found = []
     for line in importlib.metadata.requires("limpet") or []:
         name, _, condition = line.partition(";")
@@ -74,7 +73,7 @@ def version(package: str) -> str | None:
         return None
 
 
-def _extra_words(extra: str, parts: dict[str, str | None]) -> str:
+def _extra_text(extra: str, parts: dict[str, str | None]) -> str:
     missing = [name for name, found in parts.items() if found is None]
     if missing:
         return f"lacks {', '.join(missing)}: pip install 'limpet[{extra}]'"
@@ -86,7 +85,7 @@ def device_facts(device: str) -> dict[str, Any]:
         bfloat16 = "native" if torch.cuda.is_bf16_supported() else "none"
         return {"device": device, "name": torch.cuda.get_device_name(), "bfloat16": bfloat16}
     name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return {"device": device, "name": name, "bfloat16": "native" if native_bfloat16() else "emulated"}
+    return {"device": device, "name": name, "bfloat16": "native" if has_native_bfloat16() else "emulated"}
 
 
 def generator_check(device: str) -> dict[str, Any]:
@@ -97,12 +96,13 @@ def generator_check(device: str) -> dict[str, Any]:
 
 
 def calls_check() -> dict[str, Any]:
-    made = sample(source("exact:words"), CRS(nfe=6), n=1)
-    return {"check": "network calls at nfe 6", "found": made.nfe, "ok": made.nfe == 6}
+    samples = sample(source("exact:words"), "crs nfe=6", n=1)
+    return {"check": "network calls at nfe 6", "found": samples.nfe, "ok": samples.nfe == 6}
 
 
 def chi_square_check(name: str, backend: Backend, device: str) -> dict[str, Any]:
-    """Draws of one reverse step against the dense distribution: full, tied and point-mass distributions, with and without top-p."""
+    """Draws of one reverse step against the dense distribution, for full, tied and point-mass predictions, with and
+    without top-p."""
     worst = min(
         testing.fit(backend, torch.tensor(probs, dtype=torch.float64), Support(top_p), seed=row, device=device)
         for row, probs in enumerate(DISTRIBUTIONS)

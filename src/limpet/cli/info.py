@@ -1,4 +1,4 @@
-"""`limpet info MODEL`: what was loaded, from where, and what decides its output."""
+"""`limpet info MODEL`: what a model is, where it came from, and what decides its output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tyro
 
-from limpet.cli.common import HERE, Json, Model, Somewhere, show
+from limpet.cli.common import DEFAULT_LOADING, Json, Loading, Model, show
 from limpet.diffusion.process import EPS
 
 
@@ -14,16 +14,16 @@ def run(
     model: tyro.conf.Positional[Model],
     /,
     *,
-    where: Somewhere = HERE,
+    loading: Loading = DEFAULT_LOADING,
     json: Json = False,
 ) -> None:
-    """Load a model and say what it is: where it came from, its digest, sizes, noise schedule and tokenizer.
+    """Load a model and print its source, digest, sizes, noise schedule and tokenizer.
 
     $ limpet info mini
     $ limpet info s-sahoo/duo-distilled --json
     $ limpet info runs/duo.ckpt --weights raw
     """
-    found = where.load(model)
+    found = loading.load(model)
     about: dict[str, Any] = {
         "name": found.name,
         "digest": found.digest,
@@ -38,16 +38,16 @@ def run(
         "special": getattr(found.tokenizer, "special", {}),
         "text": found.tokenizer is not None,
     }
-    show(json, about, (f"{key:<11} {_words(value)}" for key, value in about.items()))
+    show(json, about, (f"{key:<11} {_text(value)}" for key, value in about.items()))
 
 
-def _words(value: object) -> str:
+def _text(value: object) -> str:
     parts = [f"{name} {_number(part)}" for name, part in value.items()] if isinstance(value, dict) else [value]
     return ", ".join(map(_number, parts)) or "none"
 
 
 def _number(value: object) -> str:
-    """A count with its thousands apart, a measure with six digits, anything else as it is."""
+    """A whole number with separators, a decimal with six digits, anything else as it is."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
-"""The command line: the table of commands, and what an error or an interrupt does to the exit code.
+"""The command line: the table of commands, and the exit codes of errors and interrupts.
 
-0 done · 1 a check failed · 2 something to mend in what was asked · 130 interrupted."""
+0 done · 1 a check failed · 2 an error in the request · 130 interrupted."""
 
 from __future__ import annotations
 
@@ -15,52 +15,68 @@ from typing import Any
 from limpet import __version__
 from limpet.errors import LimpetError, Remark, unknown
 
-COMMANDS = {  # in the order in which one meets them
-    "sample": "texts from a model under a sampler",
-    "compare": "samplers on the same randomness, in one table",
-    "samplers": "every sampler, and what the parameters of one take",
-    "score": "every metric for texts made by anyone",
-    "watch": "a sample comes into being in the terminal",
-    "view": "recorded paths as one self-contained page",
+COMMANDS = {  # in the order in which a user meets them
+    "sample": "draw texts from a model",
+    "compare": "samplers on the same random numbers, in one table",
+    "samplers": "every sampler, and the parameters of one",
+    "score": "every metric for texts of any origin",
+    "watch": "a sample takes shape in the terminal",
+    "view": "recorded trajectories as one self-contained page",
     "serve": "the playground in a browser",
+    "bulk": "many samples, into a folder, resumably",
     "tune": "the best parameters for a model, a judge and a number of calls",
-    "study": "the paper's tables and figures, or a study of your own",
-    "audit": "what the paper measures inside a path",
-    "reproduce": "all that the paper measures, in one evening",
-    "theory": "the paper's propositions, evaluated exactly",
+    "study": "a study of your own: samplers, models and metrics",
+    "paper": "the paper: study, audit, theory, reproduce",
     "train": "a model, its distillation or a judge, from text files",
-    "check": "whether a model or a sampler keeps the contract",
+    "check": "whether a model or a sampler keeps limpet's contract",
     "info": "what a model is and where it came from",
-    "bench": "what generations cost on this machine",
-    "doctor": "what is installed, and whether this machine draws right",
+    "bench": "what sampling costs on this machine",
+    "doctor": "what is installed, and whether this machine draws correctly",
 }
-HELP = "\n".join([
-    "usage: limpet COMMAND ...", "",
-    *(f"  {name:<9} {words}" for name, words in COMMANDS.items()), "",
-    '  limpet sample --prompt "The sea" --n 2',
-    '  limpet compare --arm native --arm "crs budget=.25"', "",
-    "limpet COMMAND --help has its options and examples; limpet --version",
-])  # fmt: skip
+PAPER = {
+    "study": "the paper's tables and figures",
+    "audit": "what the paper measures inside a trajectory",
+    "theory": "the paper's propositions, evaluated exactly",
+    "reproduce": "everything that the paper measures, in one evening",
+}
 
-# Turns that a thread waits for another before it gives its processor back. OpenMP's own 300,000 pay on an idle machine;
-# on a busy one those that wait keep those that they wait for from their work, and a call takes ten times as long.
+
+def _help(usage: str, commands: dict[str, str], examples: list[str]) -> str:
+    listed = [f"  {name:<9} {description}" for name, description in commands.items()]
+    ending = f"{usage} COMMAND --help has its options and examples; limpet --version"
+    return "\n".join([f"usage: {usage} COMMAND ...", "", *listed, "", *(f"  {line}" for line in examples), "", ending])
+
+
+HELP = _help(
+    "limpet",
+    COMMANDS,
+    ['limpet sample --prompt "The sea" --n 2', 'limpet compare --sampler native --sampler "crs budget=.25"'],
+)
+PAPER_HELP = _help("limpet paper", PAPER, ["limpet paper study list", "limpet paper reproduce --rehearse"])
+
+# How often a waiting thread checks before it gives up its processor. OpenMP's own 300,000 pays on an idle machine. On a
+# busy one the waiting threads keep the working ones from the processor, and a call takes ten times as long.
 SPIN = "1000"
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; only that command's module is imported, and none where there is none to run."""
+    """Run one command and return its exit code. Only that command's module is imported; help imports none."""
     arguments = sys.argv[1:] if arguments is None else arguments
     first = arguments[0] if arguments else "--help"
+    second = arguments[1] if len(arguments) > 1 else "--help"
     if first in ("-h", "--help", "--version"):
         print(f"limpet {__version__}" if first == "--version" else HELP)
+        return 0
+    if first == "paper" and second in ("-h", "--help"):
+        print(PAPER_HELP)
         return 0
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # read when torch is loaded
     others = warnings.showwarning
 
     def remarked(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
-        """A remark of ours is one line, without the place in the code."""
+        """Print a remark of limpet as one line, without its place in the code."""
         if issubclass(category, Remark):
             print(f"limpet: {message}", file=sys.stderr)
         else:
@@ -68,13 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     warnings.showwarning = remarked  # type: ignore[assignment]
     try:
-        if first not in COMMANDS:
-            raise unknown("there is no command", first, COMMANDS)
-        import tyro
-
-        command = importlib.import_module(f"limpet.cli.{first}").run
-        code = tyro.extras.subcommand_cli_from_dict({first: command}, prog="limpet", args=arguments)
-        sys.stdout.flush()  # a full disk is told here, not when all is over
+        code = _run(first, arguments) if first != "paper" else _run(second, arguments[1:], "limpet paper", PAPER)
+        sys.stdout.flush()  # a full disk is reported here, not at exit
     except LimpetError as error:
         print(f"limpet: {error}", file=sys.stderr)
         with suppress(OSError):
@@ -98,6 +109,17 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         warnings.showwarning = others
     return int(code or 0)
+
+
+def _run(name: str, arguments: list[str], program: str = "limpet", commands: dict[str, str] = COMMANDS) -> Any:
+    """Import a command's module and call it with its arguments."""
+    if name not in commands:
+        raise unknown(f"{program} has no command", name, commands)
+    import tyro
+
+    package = "limpet.cli" if program == "limpet" else "limpet.cli.paper"
+    command = importlib.import_module(f"{package}.{name}").run
+    return tyro.extras.subcommand_cli_from_dict({name: command}, prog=program, args=arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`limpet samplers`: every sampler that can be named, and the parameters of one."""
+"""`limpet samplers`: every sampler that has a name, and the parameters of one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from limpet import registry, samplers
 from limpet.cli.common import Json, err, show
 from limpet.errors import LimpetError
 from limpet.samplers import Sampler
-from limpet.samplers.base import BUILTIN, GROUP
+from limpet.samplers.builtin import BUILTIN, GROUP
 
 
 def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False) -> None:
-    """Say what each sampler does; of one, also what each of its parameters takes.
+    """List the samplers; of one, also what each parameter means and takes.
 
     $ limpet samplers
     $ limpet samplers mend
@@ -25,7 +25,7 @@ def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False)
     $ limpet samplers ./mine.py:Mine
 
     Args:
-        name: one sampler, built in, of another package, or ./file.py:Name; all that have a name unless told
+        name: one sampler: built in, of another package, or ./file.py:Name (default: list all that have a name)
     """
     found: dict[str, type[Sampler]] = {}
     for known in [name] if name else {**BUILTIN, **registry.installed(GROUP)}:
@@ -34,39 +34,35 @@ def run(name: tyro.conf.Positional[str | None] = None, /, *, json: Json = False)
         except LimpetError as error:
             if name:
                 raise
-            err.print(f"{error}", markup=False)  # a package that is broken does not hide the others
-    about = [describe(known, kind) for known, kind in found.items()]
-    shown = (
-        [table(one) for one in about]
-        if name
-        else [overview(about), "limpet samplers NAME says what its parameters take"]
-    )
-    show(json, about, shown)
+            err.print(f"{error}", markup=False)  # a broken package does not hide the others
+    entries = [describe(known, kind) for known, kind in found.items()]
+    parts = [parameter_table(entries[0])] if name else [overview(entries), "limpet samplers NAME lists its parameters"]
+    show(json, entries, parts)
 
 
-def overview(about: list[dict[str, Any]]) -> Table:
-    """All of them, each in its first sentence."""
-    made = Table("sampler", "", "parameters")
-    for one in about:
-        first = one["words"].partition(". ")[0].rstrip(".")
-        made.add_row(Text(one["name"]), Text(first), str(len(one["parameters"])))
-    return made
+def overview(entries: list[dict[str, Any]]) -> Table:
+    """All samplers, each with the first sentence of its description."""
+    table = Table("sampler", "", "parameters")
+    for entry in entries:
+        first = entry["description"].partition(". ")[0].rstrip(".")
+        table.add_row(Text(entry["name"]), Text(first), str(len(entry["parameters"])))
+    return table
 
 
-def table(one: dict[str, Any]) -> Table:
-    made = Table(
-        "parameter", "as it comes", "takes", "", title=Text(f"{one['name']}: {one['words']}"), title_justify="left"
-    )
-    for param in one["parameters"]:
-        made.add_row(*(Text(str(param[part])) for part in ("name", "default", "takes", "words")))
-    return made
+def parameter_table(entry: dict[str, Any]) -> Table:
+    """The parameters of one sampler."""
+    title = Text(f"{entry['name']}: {entry['description']}")
+    table = Table("parameter", "default", "takes", "", title=title, title_justify="left")
+    for param in entry["parameters"]:
+        table.add_row(*(Text(str(param[part])) for part in ("name", "default", "takes", "help")))
+    return table
 
 
 def describe(name: str, kind: type[Sampler]) -> dict[str, Any]:
     """A sampler as plain values."""
-    listed = [
+    parameters = [
         {key: value for key, value in asdict(param).items() if key != "since"}
         | {"kind": param.kind.__name__, "takes": param.takes}
         for param in samplers.params(kind).values()
     ]
-    return {"name": name, "words": samplers.words(kind), "parameters": listed}
+    return {"name": name, "description": samplers.describe(kind), "parameters": parameters}

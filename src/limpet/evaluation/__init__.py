@@ -1,1 +1,32 @@
-"""From samples to numbers: judges, metrics, statistics, and the comparison of samplers."""
+"""From samples to numbers: judges, metrics, checkers and statistics; `evaluate` samples, `compare` samplers."""
+
+from limpet.evaluation.checkers import Checker, find_checker
+from limpet.evaluation.comparison import Comparison, SamplerScores, compare
+from limpet.evaluation.judges import Judge, JudgeScores, ScoreCache, judge_for, load_judge, source_judge
+from limpet.evaluation.metrics import METRICS
+from limpet.evaluation.sample_sets import SampleSet, convention_for, text_pieces
+from limpet.evaluation.scores import Measure, Scores, evaluate, features
+from limpet.evaluation.statistics import Estimate
+
+__all__ = [
+    "METRICS",
+    "Checker",
+    "Comparison",
+    "Estimate",
+    "Judge",
+    "JudgeScores",
+    "Measure",
+    "SampleSet",
+    "SamplerScores",
+    "ScoreCache",
+    "Scores",
+    "compare",
+    "convention_for",
+    "evaluate",
+    "features",
+    "find_checker",
+    "judge_for",
+    "load_judge",
+    "source_judge",
+    "text_pieces",
+]

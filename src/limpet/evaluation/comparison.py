@@ -1,187 +1,271 @@
-"""Arms side by side: samplers that share all randomness, measured alike, with errors over shards."""
+"""`compare`: several samplers with the same random numbers, evaluated alike, with errors over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
-from limpet.errors import LimpetError
-from limpet.evaluation import scoring, statistics
-from limpet.evaluation.judges import Judge, SourceJudge
-from limpet.generation import Given, Samples, Watcher, sample
-from limpet.html import table
+from limpet.errors import LimpetError, extra
+from limpet.evaluation import statistics
+from limpet.evaluation.checkers import Checker, find_checker
+from limpet.evaluation.judges import Judge, SourceJudge, judge_for
+from limpet.evaluation.sample_sets import SampleSet
+from limpet.evaluation.scores import NLL, PERPLEXITY, Scores, evaluate
+from limpet.evaluation.statistics import Estimate
+from limpet.evaluation.tables import Table
+from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser
-from limpet.samplers import CRS, Mend, Native, Sampler
+from limpet.samplers import Sampler, as_sampler, parse
 
-SHARDS = (8200, 8210, 8220, 8230)  # the paper's seeds
-MEASURES = ("entropy", "rep-4")
-
-Floats = NDArray[np.float64]
-
-
-def baselines(nfe: int) -> dict[str, Sampler]:
-    """The arms of a first comparison: the native sampler and top-p at two masses, with the last call that serves them
-    best; CRS as in the paper; and Mend."""
-    native = Native(nfe=nfe, final_step="sample")
-    return {
-        "native": native,
-        "top-p .9": native.replace(top_p=0.9),
-        "top-p .7": native.replace(top_p=0.7),
-        "CRS": CRS(nfe=nfe),
-        "Mend": Mend(nfe=nfe),
-    }
+SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
+NFE = 16  # default network calls: few enough that samplers differ
+N = 4  # default samples of each seed
+METRICS = ("entropy", "rep-4")
+COLUMNS = 4  # of numbers in a table; `to_dict` has all
+HEADS = {
+    PERPLEXITY: "GenPPL (lower is better)",
+    NLL: "true NLL (nats/token, lower is better)",
+    "entropy": "entropy (nats, higher is more diverse)",
+    "rep-4": "rep-4 (lower is less repetitive)",
+}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Sets of texts, one a shard, in numbers."""
+def named_samplers(
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None, nfe: int | None = NFE
+) -> dict[str, Sampler]:
+    """Samplers by name.
 
-    nll: Floats  # (shards,) nats per counted token
-    counted: int  # tokens that the nll is over
-    convention: str
-    values: dict[str, Floats]  # (shards,) each
+    samplers: a mapping by name, or a sequence, of samplers and texts such as "crs budget=.25" (default: native, native
+    with two values of top-p, CRS and Mend). nfe: network calls of the texts that do not set them; None leaves them to
+    the sampler."""
+    samplers = SAMPLERS if samplers is None else samplers
+    if isinstance(samplers, Mapping):
+        return {name: _parse(one, nfe)[1] for name, one in samplers.items()}
+    parsed = [(str(one), *_parse(one, nfe)) for one in samplers]
+    count = Counter(name for _, name, _ in parsed)
+    found: dict[str, tuple[str, Sampler]] = {}
+    for text, name, one in parsed:
+        name = name if count[name] == 1 else f"{name} nfe={one.nfe}"
+        if name in found:
+            raise LimpetError(
+                f"the samplers {found[name][0]!r} and {text!r} are both {name!r}: change one, or give it a "
+                f'caption, as in "other: {text.partition(": ")[2] or text}"'
+            )
+        found[name] = text, one
+    return {name: one for name, (_, one) in found.items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        measures = {"nll": self.nll, "perplexity": np.exp(self.nll), **self.values}
-        return {"counted": self.counted, **{name: statistics.mean_se(v).to_dict() for name, v in measures.items()}}
+
+def _parse(sampler: Sampler | str, nfe: int | None) -> tuple[str, Sampler]:
+    return parse(sampler, nfe=nfe) if isinstance(sampler, str) else (as_sampler(sampler).caption, sampler)
 
 
-@dataclass(frozen=True)
-class Arm(Measured):
-    """What one sampler gave."""
+@dataclass(frozen=True, eq=False)
+class SamplerScores:
+    """One sampler of a comparison: its samples of each seed, and their scores."""
 
     name: str
     sampler: Sampler
-    samples: list[Samples]  # one a shard
+    samples: list[Samples]  # one a seed
+    scores: Scores
 
     @property
     def nfe(self) -> int:
+        """Network calls for each sample."""
         return self.samples[0].nfe
 
     @property
     def committed(self) -> float:
-        """Positions committed along a path, on average."""
-        return float(np.mean([shard.committed.float().mean() for shard in self.samples]))
+        """Mean number of committed positions of a sample."""
+        return float(np.mean([part.committed.float().mean() for part in self.samples]))
+
+    @property
+    def head_rows(self) -> float:
+        """Rows of the head that were computed, as a fraction of nfe x free positions."""
+        return float(np.mean([part.head_rows for part in self.samples]))
 
     def to_dict(self) -> dict[str, Any]:
-        head_rows = float(np.mean([shard.head_rows for shard in self.samples]))
+        """The sampler's parameters, its costs and its measures, for JSON."""
         about = {"name": self.name, "sampler": self.sampler.to_dict(), "nfe": self.nfe, "committed": self.committed}
-        return {**about, "head_rows": head_rows, **super().to_dict()}
+        measures = {name: self.scores.estimate(name).to_dict() for name in self.scores.measures}
+        return {**about, "head_rows": self.head_rows, "counted": self.scores.counted, "measures": measures}
 
 
-def measure(judge: Judge, model: Denoiser, shards: list[Tensor], prefix: int = 0) -> Measured:
-    """Quality and diversity of each shard's tokens (n, L), of which the first `prefix` were given."""
-    scores = [scoring.score(judge, model, tokens, prefix) for tokens in shards]
-    columns = [scoring.diversity(tokens[:, prefix:], MEASURES)[0] for tokens in shards]
-    return Measured(
-        nll=np.array([shard.pooled for shard in scores]),
-        counted=int(sum(shard.tokens.sum() for shard in scores)),
-        convention=scores[0].convention,
-        values={name: np.array([statistics.mean(shard[name]) for shard in columns]) for name in MEASURES},
-    )
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """Arms that started from the same states and used the same uniforms."""
+    """Samplers that started from the same noise with the same random numbers; printing shows a table."""
 
     model: str
     digest: str
     precision: str
     length: int
-    shards: tuple[int, ...]
-    samples_per_shard: int
-    judge: dict[str, str]  # name, digest, precision, convention, and the rule in words
-    conventions: dict[str, str]
-    arms: list[Arm]
-    data: Measured | None  # draws from the true distribution, where that judges
-
-    def perplexity(self, arm: Arm) -> statistics.Estimate:
-        """The shards' exp(NLL): GenPPL, or the true perplexity."""
-        return statistics.mean_se(np.exp(arm.nll))
-
-    def gain(self, arm: Arm) -> statistics.Estimate:
-        """The arm's NLL less the first arm's, paired by shard."""
-        return statistics.paired(arm.nll, self.arms[0].nll)
+    seeds: tuple[int, ...]
+    samples_per_seed: int
+    samplers: list[SamplerScores]
+    data: Scores | None  # of samples from the true distribution, if that is the judge
 
     @property
-    def caption(self) -> tuple[str, str]:
-        """What was compared, and who judged it how."""
-        judge, counted = self.judge, [arm.counted for arm in self.arms]
+    def judge(self) -> dict[str, Any]:
+        """Name, digest, precision and context of the judge, its convention, and the rule as a sentence."""
+        return self.samplers[0].scores.judge or {}
+
+    @property
+    def conventions(self) -> dict[str, str]:
+        """How each measure is taken."""
+        return {name: measure.convention for name, measure in self.samplers[0].scores.measures.items()}
+
+    def delta_nll(self, one: SamplerScores) -> Estimate:
+        """The NLL of a sampler minus that of the first sampler, paired by seed; lower is better."""
+        return statistics.paired(one.scores.nll, self.samplers[0].scores.nll)
+
+    @cached_property
+    def row_names(self) -> list[str]:
+        """The samplers' names, with the network calls where they differ, and the final step where it is not a draw."""
+        calls = {one.nfe for one in self.samplers}
+        names = []
+        for one in self.samplers:
+            final_step = getattr(one.sampler, "final_step", "sample")
+            facts = [f"nfe={one.nfe}"] * (len(calls) > 1) + [f"final_step={final_step}"] * (final_step != "sample")
+            names.append(", ".join([one.name, *(fact for fact in facts if fact not in one.name)]))
+        return names
+
+    @property
+    def caption(self) -> str:
+        """What was compared, and who judged it and how."""
+        counted, calls = [one.scores.counted for one in self.samplers], {one.nfe for one in self.samplers}
         counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
-        shards = f"{len(self.shards)} shards of {self.samples_per_shard} samples"
-        prefix = self.arms[0].samples[0].prefix
-        given = f", {prefix} of them given and not counted" if prefix else ""
+        prompt = self.samplers[0].samples[0].prompt_length
+        not_counted = f", the first {prompt} tokens are the prompt and not counted" if prompt else ""
+        nfe = f", {calls.pop()} network calls" if len(calls) == 1 else ""
+        judge = self.judge
         return (
-            f"{self.model}: {shards}, {self.length} tokens{given}",
-            f"{judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, by {judge['convention']}, {counts} "
-            f"tokens counted an arm; {self.model} in {self.precision}\n"
-            "mean and standard error over shards; contrasts paired by shard",
+            f"{self.model} in {self.precision}: {len(self.seeds)} seeds x {self.samples_per_seed} samples of "
+            f"{self.length} tokens{nfe}{not_counted}\n"
+            f"judge: {judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, convention "
+            f"{judge['convention']}, {counts} tokens counted per sampler\n"
+            "mean ± standard error over seeds; delta NLL is paired by seed"
         )
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """A head, and a row an arm: mean and standard error over shards; then draws from the true distribution, where that
-        judged."""
-        exact = self.judge["convention"] == "exact"
-        head = ["arm", "calls", "true NLL" if exact else "GenPPL", f"NLL - {self.arms[0].name}", *self.conventions]
+    def table(self) -> Table:
+        """One row a sampler: mean and standard error over seeds of a checker's values, then of GenPPL (or the true
+        NLL), delta NLL, entropy and rep-4, at most four columns. The last row is the true distribution, if that is the
+        judge."""
+        is_exact = self.judge["convention"] == "exact"
+        shown = [name for name in self.conventions if name not in (NLL, PERPLEXITY, "dropped", "ends", *METRICS)]
+        shown += [NLL if is_exact else PERPLEXITY, "", *METRICS]  # "" is delta NLL
+        shown = shown[:COLUMNS]
+        delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
+        head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
         rows = []
-        for arm in self.arms:
-            quality = f"{statistics.mean_se(arm.nll):.4f}" if exact else f"{self.perplexity(arm):.2f}"
-            gain = "" if arm is self.arms[0] else f"{self.gain(arm):.4f}"
-            measures = [f"{statistics.mean_se(values):.4f}" for values in arm.values.values()]
-            rows.append([arm.name, str(arm.nfe), quality, gain, *measures, f"{arm.committed:.0f}"])
-        if (data := self.data) is not None:
-            nll, *measures = (f"{statistics.mean_se(values):.4f}" for values in (data.nll, *data.values.values()))
-            rows.append(["the source", "", nll, "", *measures, ""])
-        return [*head, "committed"], rows
+        for name, one in zip(self.row_names, self.samplers, strict=True):
+            delta_nll = "" if one is self.samplers[0] else f"{self.delta_nll(one):.4f}"
+            rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
+        if self.data is not None:
+            rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
+        return Table(self.caption, head, rows)
 
     def __repr__(self) -> str:
-        return f"<{self.caption[0]}: {', '.join(arm.name for arm in self.arms)}>"
+        return str(self.table())
 
     def _repr_html_(self) -> str:
-        return table("\n".join(self.caption), *self.table())
+        return self.table()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
-        arms = [{**arm.to_dict(), "nll_against_first": self.gain(arm).to_dict()} for arm in self.arms]
-        return {**vars(self), "shards": list(self.shards), "data": self.data and self.data.to_dict(), "arms": arms}
+        """Every number, for JSON; for each measure its mean, standard error and values of the seeds."""
+        about = {name: getattr(self, name) for name in ("model", "digest", "precision", "length")}
+        return {
+            **about,
+            "seeds": list(self.seeds),
+            "samples_per_seed": self.samples_per_seed,
+            "judge": self.judge,
+            "conventions": self.conventions,
+            "samplers": [{**one.to_dict(), "delta_nll": self.delta_nll(one).to_dict()} for one in self.samplers],
+            "data": self.data and self.data.to_dict(),
+        }
+
+    def to_pandas(self) -> Any:
+        """A data frame with one row for each sampler and seed."""
+        rows = []
+        for one in self.samplers:
+            values = {**one.scores.values, "delta_nll": self.delta_nll(one).values}
+            rows += [
+                {"sampler": one.name, "nfe": one.nfe, "seed": seed, **{name: v[i] for name, v in values.items()}}
+                for i, seed in enumerate(self.seeds)
+            ]
+        return extra("pandas", "notebook").DataFrame(rows)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw NLL (lower is better) against entropy, one point a sampler, with standard errors.
+
+        axes: of matplotlib, to draw into (default: new ones). Returns the axes. The extra `figures` has matplotlib."""
+        if axes is None:
+            axes = extra("matplotlib.pyplot", "figures").subplots()[1]
+        for name, one in zip(self.row_names, self.samplers, strict=True):
+            x, y = one.scores.estimate("entropy"), one.scores.estimate(NLL)
+            errors = np.nan_to_num([x.se, y.se])  # a single seed has no error
+            axes.errorbar(x.mean, y.mean, xerr=errors[0], yerr=errors[1], fmt="o", label=name)
+        axes.set(xlabel="entropy (nats)", ylabel="NLL (nats/token, lower is better)", title=self.caption.split("\n")[0])
+        axes.legend()
+        return axes
+
+
+def _number(scores: Scores, name: str) -> str:
+    return f"{scores.estimate(name):.{2 if name == PERPLEXITY else 4}f}" if name in scores.measures else ""
 
 
 def compare(
     model: Denoiser,
-    arms: Mapping[str, Sampler] | None = None,
-    n: int = 64,
-    shards: tuple[int, ...] = SHARDS,
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
+    nfe: int | None = NFE,
+    n: int = N,
+    seeds: Sequence[int] = SEEDS,
     length: int | None = None,
-    prefix: Given | None = None,
+    prompt: Prompt | None = None,
     batch_size: int | None = None,
-    judge: Judge | None = None,
-    progress: bool | Callable[[str], Watcher] = False,
+    judge: Judge | str | None = None,
+    progress: bool | Callable[[str], Progress] = False,
+    checker: Checker | str | None = None,
 ) -> Comparison:
-    """n samples in each shard under each arm; a judge scores them, or the model's own distribution where that is known.
+    """Sample a model with several samplers on the same random numbers, and evaluate the samples.
 
-    progress: True for a bar, or what makes of an arm's name a function told after every call."""
-    arms = baselines(64) if arms is None else arms
-    if not arms or not shards:
-        raise LimpetError("a comparison needs at least one arm and one shard")
-    if len(set(shards)) < len(shards):
-        raise LimpetError(f"shards are {', '.join(map(str, shards))}; each seed counts once: give different ones")
-    judge = scoring.judge_of(model, judge)
+    Args:
+        model: the model.
+        samplers: a list or a mapping by name of samplers or texts such as "crs nfe=8" (default: native, native with
+            top-p .9 and .7, CRS and Mend). The first is what the others are compared with.
+        nfe: network calls of the samplers that are given as text without their own.
+        n: samples of each seed.
+        seeds: standard errors are over them.
+        length: tokens in a sample (default: the model's length).
+        prompt: what every sample begins with; it is not counted.
+        batch_size: samples that are computed at once (default: by the device).
+        judge: a judge or its name (default: the model's own true distribution, where it is known).
+        progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
+            call with (calls done, calls in all).
+        checker: a checker or its name (default: the model's own, if it names one).
+
+    Returns:
+        `Comparison`: the scores and samples of each sampler.
+    """
+    chosen = named_samplers(samplers, nfe)
+    if not chosen or not seeds:
+        raise LimpetError("a comparison needs at least one sampler and one seed")
+    if len(set(seeds)) < len(seeds):
+        raise LimpetError(f"the seeds are {', '.join(map(str, seeds))}: each counts once, so give different ones")
+    judge, checker = judge_for(model, judge), checker or getattr(model, "checker", None)
+    checker = find_checker(checker) if isinstance(checker, str) else checker
     done = []
-    for name, sampler in arms.items():
-        watch = progress(name) if callable(progress) else progress
-        made = [sample(model, sampler, n, seed, length, prefix, None, batch_size, watch) for seed in shards]
-        measured = measure(judge, model, [shard.tokens for shard in made], made[0].prefix)
-        done.append(Arm(**vars(measured), name=name, sampler=sampler, samples=made))
+    for name, sampler in chosen.items():
+        report = progress(name) if callable(progress) else progress
+        parts = [sample(model, sampler, n, seed, length, prompt, None, batch_size, report) for seed in seeds]
+        scores = evaluate(parts, judge, METRICS, checker=checker)
+        done.append(SamplerScores(name, sampler, parts, scores))
     data = None
-    if isinstance(judge, SourceJudge) and judge.digest == model.digest and not made[0].prefix:
-        data = measure(judge, model, [judge.source.draw(n, seed) for seed in shards])
-    about = {name: getattr(judge, name) for name in ("name", "digest", "precision")}
-    convention = done[0].convention
-    about |= {"convention": convention, "rule": scoring.rule(judge, convention)}
-    length, rules = int(made[0].tokens.shape[1]), scoring.conventions(MEASURES)
-    return Comparison(model.name, model.digest, model.precision, length, tuple(shards), n, about, rules, done, data)
+    if isinstance(judge, SourceJudge) and judge.digest == model.digest and not parts[0].prompt_length:
+        drawn = [SampleSet.from_tokens(model, judge.source.draw(n, seed), 0, seed) for seed in seeds]
+        data = evaluate(drawn, judge, METRICS, checker=checker)
+    size = done[0].samples[0].tokens.shape[1]
+    return Comparison(model.name, model.digest, model.precision, size, tuple(seeds), n, done, data)

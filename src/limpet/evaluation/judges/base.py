@@ -1,4 +1,4 @@
-"""What a judge is, and how it reads sequences of any length in bounded memory."""
+"""The interface of judges: they score sequences of any length in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.nn.utils.rnn import pad_sequence
 from limpet.errors import LimpetError
 from limpet.models import Tokenizer
 
-TOKENS = 2**14  # a batch holds about as many, unless told its size
-LOGITS = 2**26  # the head makes at most as many at once: 256 MiB of float32
+BATCH_TOKENS = 2**14  # default size of a batch
+MAX_LOGITS = 2**26  # the head computes at most as many at once: 256 MiB of float32
 
 Progress = Callable[[int, int], None]  # (windows read, windows in all)
 
 
 class Window(NamedTuple):
-    """One reading of a sequence: ids from start to end, of which those from first on are scored."""
+    """A part of a sequence that is read at once: ids from start to end, of which those from first on are scored."""
 
     sequence: int
     start: int
@@ -36,9 +36,9 @@ class Window(NamedTuple):
 
 
 def windows(length: int, context: int, sequence: int = 0) -> Iterator[Window]:
-    """Readings that score every id but the first exactly once, each with no more than `context` ids before it.
+    """Windows that score every id but the first exactly once, each with at most `context` ids before it.
 
-    A sequence that fits is read once. A longer one goes on in steps of half the context, so that every later id has
+    A sequence that fits is one window. A longer one continues in steps of half the context, so that every later id has
     at least half the context before it."""
     end = min(length, context + 1)
     if length > 1:
@@ -49,22 +49,22 @@ def windows(length: int, context: int, sequence: int = 0) -> Iterator[Window]:
 
 
 def batches(work: list[Window], batch_size: int | None) -> Iterator[list[Window]]:
-    """Windows of like length together, the longest first, so that what does not fit in memory fails at once."""
+    """Windows of similar length together, the longest first, so that what does not fit in memory fails at once."""
     work = sorted(work, key=lambda window: -window.inputs)
     start = 0
     while start < len(work):
-        size = batch_size or max(1, TOKENS // work[start].inputs)
+        size = batch_size or max(1, BATCH_TOKENS // work[start].inputs)
         yield work[start : start + size]
         start += size
 
 
 class Judge(ABC):
-    """A causal language model that scores text: a body that has seen the past alone, and a head on its features."""
+    """A causal language model that scores text: a backbone whose features depend on the past alone, and a head."""
 
     name: str
     digest: str  # of everything that decides its scores
-    precision: str = "float32"  # what it computes in
-    context: int  # ids that it can see at once
+    precision: str = "float32"  # of its computation
+    context: int  # ids that it can read at once
     vocab_size: int
     tokenizer: Tokenizer | None = None
     eos: int | None = None  # the id that ends a text
@@ -74,7 +74,7 @@ class Judge(ABC):
         return torch.device("cpu")
 
     @abstractmethod
-    def body(self, tokens: Tensor) -> Tensor:
+    def backbone(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, D) features."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Judge(ABC):
         work = [window for i, sequence in enumerate(ids) for window in windows(len(sequence), self.context, i)]
         done = 0
         for batch in batches(work, batch_size):
-            # Padding stands on the right, where causal attention never looks: any id will do.
+            # Padding is on the right, where causal attention does not reach: any id will do.
             rows = pad_sequence([ids[w.sequence][w.start : w.end] for w in batch], batch_first=True).to(self.device)
             place = torch.arange(1, rows.shape[1])
             scored = torch.stack([(place >= w.first - w.start) & (place < w.end - w.start) for w in batch])
@@ -105,16 +105,18 @@ class Judge(ABC):
         return out
 
     def _nll(self, rows: Tensor, scored: Tensor) -> Tensor:
-        """(B, L) ids, (B, L - 1) bool: which of them but the first -> (R,), the head on a few at a time."""
-        features, targets = self.body(rows[:, :-1])[scored], rows[:, 1:][scored]
-        rows_at_once = max(1, LOGITS // self.vocab_size)
+        """(B, L) ids and the (B, L - 1) mask of the scored ones among ids 1, 2, ... -> (R,) NLL in nats."""
+        features, targets = self.backbone(rows[:, :-1])[scored], rows[:, 1:][scored]
+        rows_at_once = max(1, MAX_LOGITS // self.vocab_size)
         parts = zip(*(torch.split(part, rows_at_once) for part in (features, targets)), strict=True)
         return torch.cat([F.cross_entropy(self.head(x).float(), ids, reduction="none") for x, ids in parts])
 
     @torch.inference_mode()
     def features(self, tokens: Sequence[Any], batch_size: int | None = None) -> NDArray[np.float32]:
-        """The body's features at the last id of each sequence's text, (n, D): what MAUVE compares. Ends of text that it
-        stands between are not read, or they would tell a sample from a page; nor more than the last `context` ids."""
+        """(n, D) features at the last id of each sequence's text, for MAUVE.
+
+        End-of-text ids around the text are not read: they would tell a sample from a piece of real text. Of a long
+        text, only the last `context` ids are read."""
         ids = [self._within(self._checked(sequence))[-self.context :] for sequence in tokens]
         if any(not len(sequence) for sequence in ids):
             raise LimpetError("an empty text has no features; leave it out")
@@ -128,13 +130,13 @@ class Judge(ABC):
         return np.stack([out[i] for i in range(len(ids))]) if ids else np.empty((0, 0), np.float32)
 
     def _within(self, ids: Tensor) -> Tensor:
-        """Ids between the ends of text at either end; all where there is nothing else."""
+        """The ids without leading and trailing end-of-text ids; all ids if there are no others."""
         text = (ids != (-1 if self.eos is None else self.eos)).nonzero()
         return ids[text[0] : text[-1] + 1] if len(text) else ids
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, D) last hidden state."""
-        return self.body(tokens)
+        return self.backbone(tokens)
 
     def _checked(self, sequence: Any) -> Tensor:
         ids = torch.as_tensor(sequence, device="cpu")

@@ -1,4 +1,4 @@
-"""The built-in judge: a causal transformer of the Duo family, with no noise level to be told about, and its folder."""
+"""The built-in judge: a causal transformer with Duo's layers and no noise level, and the folder it is stored in."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fiel
 
 
 class Block(Layers):
-    """Attention to the past, then the MLP, each behind a norm; dropout only while training."""
+    """Attention to the past, then the MLP, each after a norm; dropout in training only."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__(shape.width, shape.heads, shape.hidden)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        seen = attend(self.attn_qkv(self.norm1(x)), self.heads, rotary, causal=True)
-        x = x + self.dropout(self.attn_out(seen))
+        attended = attend(self.attn_qkv(self.norm1(x)), self.heads, rotary, causal=True)
+        x = x + self.dropout(self.attn_out(attended))
         return cast(Tensor, x + self.dropout(self.mlp(self.norm2(x))))
 
 
 class Network(nn.Module):
-    """Tokens -> features that have seen the past alone; features -> logits of the next token.
+    """Tokens -> features that depend on the past alone; features -> logits of the next token.
 
-    The head is the embedding read backwards: one matrix, half the vocabulary's parameters."""
+    The head is the transposed embedding: one matrix for both."""
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Network(nn.Module):
             if name.endswith(("attn_out.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.blocks) ** 0.5)
 
-    def body(self, tokens: Tensor) -> Tensor:
+    def backbone(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, width) features, the head's input."""
         x = F.embedding(tokens, self.embedding)
         rotary = self.rotary_emb(tokens.shape[1])
@@ -94,11 +94,11 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens -> (B, L, V) logits; those at position i are of token i + 1."""
-        return self.head(self.body(tokens))
+        return self.head(self.backbone(tokens))
 
 
 class CausalJudge(Judge):
-    """Such a network behind the judge's face."""
+    """A causal network as a judge."""
 
     def __init__(self, name: str, network: Network, tokenizer: Tokenizer | None) -> None:
         self.name, self.network, self.tokenizer = name, network, tokenizer
@@ -112,15 +112,15 @@ class CausalJudge(Judge):
     def device(self) -> torch.device:
         return self.network.embedding.device
 
-    def body(self, tokens: Tensor) -> Tensor:
-        return self.network.body(tokens)
+    def backbone(self, tokens: Tensor) -> Tensor:
+        return self.network.backbone(tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return self.network.head(features)
 
 
 def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
-    """Read a judge's folder; in bfloat16 the linear maps of the blocks are rounded, embedding and head are not."""
+    """Read a judge's folder. In bfloat16 the linear maps of the blocks are rounded; embedding and head are not."""
     sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
     try:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The true distribution of an exact source as a judge like others: it reads ids after a beginning of its own, and counts all."""
+"""The true distribution of an exact source as a judge; it counts every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from limpet.models.exact import Source
 
 
 class SourceJudge(Judge):
-    """Likelihood under the distribution that the samples should have."""
+    """The likelihood under the distribution that the samples should have."""
 
     precision = "float64"
 
@@ -22,20 +22,20 @@ class SourceJudge(Judge):
         self.source, self.tokenizer = source, source.tokenizer
         self.name, self.digest = f"true distribution of {source.name}", source.digest
         self.vocab_size, self.context = source.vocab_size, source.length
-        self.start = source.vocab_size  # the id that stands before a sequence, so that its first token counts too
+        self.start = source.vocab_size  # an id before the sequence, so that its first token counts too
 
-    def body(self, tokens: Tensor) -> Tensor:
+    def backbone(self, tokens: Tensor) -> Tensor:
         raise LimpetError(f"the {self.name} has no network, so texts have no features under it: name another judge")
 
     def head(self, features: Tensor) -> Tensor:
-        return self.body(features)
+        return self.backbone(features)
 
     def _checked(self, sequence: Any) -> Tensor:
         ids = super()._checked(sequence[1:])
         if len(ids) > self.context:
             raise LimpetError(f"the {self.name} is of {self.context} tokens; a sample here has {len(ids)}")
-        return F.pad(ids, (1, 0))  # the start is not read: any id will do
+        return F.pad(ids, (1, 0))  # the first id is not read: any will do
 
     def _nll(self, rows: Tensor, scored: Tensor) -> Tensor:
         nll = -self.source.conditional(rows[:, 1:])[scored]
-        return nll.masked_fill(nll.isnan(), torch.inf)  # after what cannot be, nothing can
+        return nll.masked_fill(nll.isnan(), torch.inf)  # after an impossible token everything is impossible

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers as a judge, by hub name or folder: safetensors alone, no remote code."""
+"""Any causal language model of transformers as a judge, by hub name or folder: safetensors only, no remote code."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from limpet.models.model_files import TOKENIZER_FILES, hub_folder, read_config
 from limpet.models.tensor_files import digest_of
 from limpet.models.tokenizers import Tokenizer, read_tokenizer
 
-UNSTATED = 1024  # the context of a model whose config names none
-UNHEARD = ("transformers_version", "dtype", "torch_dtype")  # of config.json: who wrote it, and how it is stored
+DEFAULT_CONTEXT = 1024  # of a model whose config names none
+IGNORED = ("transformers_version", "dtype", "torch_dtype")  # keys of config.json that do not change a score
 FILES = ("model*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
 
 
 class HubJudge(Judge):
-    """A transformers model behind the judge's face.
+    """A transformers model as a judge.
 
-    Most models end in a linear map on the last hidden state, which is then run on few rows at a time. Some do more
-    (cap or scale their logits): those make their own logits whole."""
+    Most models end in a linear map on the last hidden state; the head then runs on a few rows at a time. Models that
+    do more (cap or scale their logits) compute their logits themselves, all at once."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Tokenizer | None, stated: dict[str, Any]) -> None:
-        self.name, self.model, self.tokenizer, self.stated = name, model, tokenizer, stated
-        config = model.config.get_text_config()
-        self.vocab_size = int(config.vocab_size)
+    def __init__(self, name: str, model: Any, tokenizer: Tokenizer | None, config: dict[str, Any]) -> None:
+        self.name, self.model, self.tokenizer, self.config = name, model, tokenizer, config
+        text_config = model.config.get_text_config()
+        self.vocab_size = int(text_config.vocab_size)
         self.precision = str(model.dtype).removeprefix("torch.")
-        self.context = int(getattr(config, "max_position_embeddings", None) or UNSTATED)
-        end = config.eos_token_id  # None, an id, or some
+        self.context = int(getattr(text_config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
+        end = text_config.eos_token_id  # None, an id, or several
         self.eos = end if isinstance(end, int) else tokenizer.special.get("eos") if tokenizer else None
-        self.whole = not self._ends_linear()
+        self.own_logits = not self._has_linear_head()
 
     @torch.inference_mode()
-    def _ends_linear(self) -> bool:
+    def _has_linear_head(self) -> bool:
         head = self.model.get_output_embeddings()
         if head is None or self.model.base_model is self.model:
             return False
@@ -48,8 +48,8 @@ class HubJudge(Judge):
 
     @cached_property
     def digest(self) -> str:  # type: ignore[override]
-        """Of the weights as loaded, which say the precision too, and of config.json, which says how they are used."""
-        facts = {key: value for key, value in self.stated.items() if key not in UNHEARD and not key.startswith("_")}
+        """A digest of the weights as loaded, which includes the precision, and of config.json."""
+        facts = {key: value for key, value in self.config.items() if key not in IGNORED and not key.startswith("_")}
         return digest_of(self.model.state_dict(), facts)
 
     @property
@@ -59,17 +59,17 @@ class HubJudge(Judge):
     def hidden(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
 
-    def body(self, tokens: Tensor) -> Tensor:
-        if not self.whole:
+    def backbone(self, tokens: Tensor) -> Tensor:
+        if not self.own_logits:
             return self.hidden(tokens)
         return cast(Tensor, self.model(input_ids=tokens, use_cache=False).logits)
 
     def head(self, features: Tensor) -> Tensor:
-        return features if self.whole else cast(Tensor, self.model.get_output_embeddings()(features))
+        return features if self.own_logits else cast(Tensor, self.model.get_output_embeddings()(features))
 
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
-    """Load a judge by hub name or folder; a model without a tokenizer.json scores ids alone."""
+    """Load a judge by hub name or folder; a model without a tokenizer.json scores ids only."""
     transformers = extra("transformers", "judges")
     folder = Path(name).expanduser()
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""How a generated sample becomes a score: which ids the judge reads, which of them count, and a cache of results."""
+"""The likelihood of generated samples under a judge: which ids it reads, which of them count, and a cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from limpet.evaluation.metrics.ngrams import as_ids
 from limpet.files import write_whole
 from limpet.models import Tokenizer
 
-RELEASED_LENGTH = 1024  # where the released code cuts a text
+RELEASED_LENGTH = 1024  # the released code truncates a text to as many ids
+STAND_INS = 8  # characters by which the decoded text of a part of the ids may exceed its share of the whole text
 
 
 class Reading(NamedTuple):
@@ -39,7 +39,7 @@ class Reading(NamedTuple):
 
 
 def _reading(ids: Sequence[int] | NDArray[np.int64], first: int = 0, dropped: int = 0) -> Reading:
-    """Every id from place `first` on counts, but for the very first: nothing stands before it."""
+    """Every id from index `first` on counts, except the very first, which has no context."""
     array = np.asarray(ids, dtype=np.int64)
     return Reading(array, np.arange(1, len(array)) >= first, dropped)
 
@@ -50,110 +50,129 @@ def _tokenizer(judge: Judge) -> Tokenizer:
     return judge.tokenizer
 
 
-def boundary(tokenizer: Tokenizer, ids: list[int], prefix: str) -> int:
-    """How many leading ids end within the prefix: the most whose text is a beginning of it.
+def prompt_ids(tokenizer: Tokenizer, ids: list[int], prompt: str) -> int:
+    """How many leading ids end within the prompt: as many as decode to a beginning of it.
 
-    The rule at the byte boundary: prefix and continuation are tokenised together, and an id belongs to the
-    continuation if any of its bytes does. One that straddles the boundary counts whole."""
-    if not prefix:
+    Prompt and continuation are tokenised together. An id belongs to the continuation if any of its bytes does, so an
+    id that straddles the boundary counts whole."""
+    if not prompt:
         return 0
-    prefix = tokenizer.decode(tokenizer.encode(prefix))  # as the tokenizer writes it, should it normalise text
-    # Text grows with ids, but for a character cut between ids, which may read as up to three stand-ins. Past this
-    # many characters no count can fit.
-    most = bisect_right(range(len(ids)), len(prefix) + 8, key=lambda k: len(tokenizer.decode(ids[:k])))
-    return next(k for k in range(most, -1, -1) if prefix.startswith(tokenizer.decode(ids[:k])))
+    prompt = tokenizer.decode(tokenizer.encode(prompt))  # as the tokenizer writes it, if it normalises text
+    # Text grows with the number of ids, except that a character cut between ids may decode to up to three stand-ins.
+    most = bisect_right(range(len(ids)), len(prompt) + STAND_INS, key=lambda k: len(tokenizer.decode(ids[:k])))
+    return next(k for k in range(most, -1, -1) if prompt.startswith(tokenizer.decode(ids[:k])))
 
 
-def _ids(judge: Judge, sample: Any, prefix: Any) -> Reading:
-    own, before = as_ids(sample), as_ids([] if prefix is None else prefix)
+def _read_ids(judge: Judge, sample: Any, prompt: Any) -> Reading:
+    own, before = as_ids(sample), as_ids([] if prompt is None else prompt)
     pad = judge.vocab_size
     kept, kept_before = own[own != pad], before[before != pad]
     dropped = len(own) + len(before) - len(kept) - len(kept_before)
     return _reading(np.concatenate([kept_before, kept]), len(kept_before), dropped)
 
 
-def _text(judge: Judge, sample: Any, prefix: Any) -> Reading:
+def _read_text(judge: Judge, sample: Any, prompt: Any) -> Reading:
     tokenizer = _tokenizer(judge)
-    ids = tokenizer.encode((prefix or "") + sample)
-    return _reading(ids, boundary(tokenizer, ids, prefix or ""))
+    ids = tokenizer.encode((prompt or "") + sample)
+    return _reading(ids, prompt_ids(tokenizer, ids, prompt or ""))
 
 
 def _decode(judge: Judge, ids: Any) -> str:
-    """Ids as the released code writes them out: [PAD] is a word like others."""
-    tokenizer = _tokenizer(judge)
-    array = as_ids(ids)
+    """The text of ids as the released code writes it: [PAD] is a word like any other."""
+    tokenizer, array = _tokenizer(judge), as_ids(ids)
     runs = np.split(array, np.flatnonzero(array == judge.vocab_size))
-    return "[PAD]".join(tokenizer.decode([int(i) for i in run if i != judge.vocab_size]) for run in runs)
+    return "[PAD]".join(tokenizer.decode(run[run != judge.vocab_size].tolist()) for run in runs)
 
 
-def _released(judge: Judge, sample: Any, prefix: Any) -> Reading:
-    if prefix is not None and len(prefix):
-        raise LimpetError("the released code scores no continuation of a prefix: use the convention ids or text")
+def _read_released(judge: Judge, sample: Any, prompt: Any) -> Reading:
+    if prompt is not None and len(prompt):
+        raise LimpetError("the released code scores no continuation of a prompt: use the convention ids or text")
     if judge.eos is None:
         raise LimpetError(f"the released rule needs an end-of-text id, and {judge.name} has none")
     limit = min(RELEASED_LENGTH, judge.context)
     text = sample if isinstance(sample, str) else _decode(judge, sample)
     ids = np.asarray(_tokenizer(judge).encode(text)[:limit], dtype=np.int64)
     if judge.eos not in ids and len(ids) < limit:
-        ids = np.append(ids, judge.eos)  # padding is this same id, and the first of it counts
+        ids = np.append(ids, judge.eos)  # the released code pads with this id and counts the first one
     end = ids == judge.eos
     return Reading(ids, (~end | (end.cumsum() == 1))[1:])
 
 
-def _source(judge: Judge, sample: Any, prefix: Any) -> Reading:
+def _read_exact(judge: Judge, sample: Any, prompt: Any) -> Reading:
     if not isinstance(judge, SourceJudge):
-        raise LimpetError(
-            f"the convention distribution is for the true distribution of an exact source, and {judge.name} is none"
-        )
+        raise LimpetError(f"the convention exact needs the true distribution of an exact source; {judge.name} is none")
     before, own = (
         as_ids(_tokenizer(judge).encode(part) if isinstance(part, str) else part)
-        for part in ([] if prefix is None else prefix, sample)
+        for part in ([] if prompt is None else prompt, sample)
     )
     return _reading(np.concatenate([[judge.start], before, own]), 1 + len(before))
 
 
 class Convention(NamedTuple):
-    """A way to read samples, and the sentence that says how."""
+    """A way for a judge to read samples."""
 
-    rule: str
+    rule: str  # the sentence that is printed with every score
     takes: tuple[str, ...]  # what a sample may be: "ids", "text"
     read: Callable[[Judge, Any, Any], Reading]
 
 
-READERS = {"ids": _ids, "text": _text, "released": _released, "exact": _source}
-WORDS = tomllib.loads(Path(__file__).with_name("conventions.toml").read_text("utf-8"))
-CONVENTIONS = {name: Convention(words["rule"], tuple(words["takes"]), READERS[name]) for name, words in WORDS.items()}
+CONVENTIONS = {
+    "ids": Convention(
+        "the sample's own ids, no BOS added, every id but the first counted; [PAD], the id after the judge's last, "
+        "dropped",
+        ("ids",),
+        _read_ids,
+    ),
+    "text": Convention(
+        "text tokenised by the judge, no BOS added, every id but the first counted; after a prompt, every id with a "
+        "byte past it",
+        ("text",),
+        _read_text,
+    ),
+    "released": Convention(
+        "ids decoded, text tokenised by the judge and truncated to 1024 ids or its context; every id but the first "
+        "counted, except each end-of-text after the first one; no batch dropped",
+        ("text", "ids"),
+        _read_released,
+    ),
+    "exact": Convention("the source's own distribution, every token counted", ("text", "ids"), _read_exact),
+}
+
+
+def describe(judge: Judge, convention: str) -> str:
+    """The sentence that is printed with every score: the judge, its precision, and what it reads and counts."""
+    return f"{judge.name} ({judge.digest[:12]}), {judge.precision}, {convention}: {CONVENTIONS[convention].rule}"
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """What a judge says of each sample: who it is, what it computed in, how it read, what it counted."""
+class JudgeScores:
+    """The likelihood of each sample under a judge."""
 
     judge: str
     digest: str  # of the judge
     precision: str
     convention: str
     nll: NDArray[np.float64]  # (n,) nats, summed over the ids that count
-    tokens: NDArray[np.int64]  # (n,) how many count
+    tokens: NDArray[np.int64]  # (n,) ids that count
     dropped: NDArray[np.int64]  # (n,) ids that the judge could not read
     long: int  # samples longer than the judge's context, read in overlapping windows
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """Nats per counted id of each sample; NaN where none counts."""
+        """(n,) nats per counted id of each sample; NaN if none counts."""
         return np.where(self.tokens > 0, self.nll / np.maximum(self.tokens, 1), np.nan)
 
     @property
     def pooled(self) -> float:
-        """Nats per counted id of all samples together: the GenNLL of one shard. NaN where nothing counts."""
+        """Nats per counted id of all samples together: the GenNLL of one seed. NaN if nothing counts."""
         count = int(self.tokens.sum())
         return float(self.nll.sum()) / count if count else math.nan
 
 
 class ScoreCache:
-    """Sums of NLL in a folder, one small file for each (reading, judge, convention).
+    """A folder of NLL sums, one small file for each (reading, judge, convention).
 
-    Files appear whole or not at all; one that does not hold what it should is not believed, and is written anew."""
+    A file is written whole or not at all. A damaged file is ignored and written anew."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -163,6 +182,7 @@ class ScoreCache:
         return self.folder / name[:2] / f"{name[2:]}.json"
 
     def get(self, *key: str) -> float | None:
+        """The sum that was stored under (reading, judge, convention), or None."""
         try:
             entry = json.loads(self._file(*key).read_bytes())
             nll = float.fromhex(entry["nll"])
@@ -171,6 +191,7 @@ class ScoreCache:
         return nll if entry == _entry(nll, *key) else None
 
     def put(self, nll: float, *key: str) -> None:
+        """Store a sum under (reading, judge, convention)."""
         try:
             self._file(*key).parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file(*key), json.dumps(_entry(nll, *key)))
@@ -179,7 +200,7 @@ class ScoreCache:
 
 
 def _entry(nll: float, reading: str, judge: str, convention: str) -> dict[str, str]:
-    """What a file holds, sealed."""
+    """The content of a file of the cache; the seal detects damage."""
     seal = _hash(reading, judge, convention, nll.hex())[:16]
     return {"nll": nll.hex(), "seal": seal, "judge": judge, "convention": convention}
 
@@ -188,24 +209,27 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def gen_nll(
+def score_samples(
     judge: Judge,
     samples: Sequence[Any],
     convention: str = "ids",
-    prefixes: Sequence[Any] | None = None,
+    prompts: Sequence[Any] | None = None,
     cache: ScoreCache | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
-) -> Scores:
-    """Score samples: lists of ids for the convention "ids", texts for "text", either for "released" and "distribution".
+) -> JudgeScores:
+    """The likelihood of samples under a judge.
 
-    With `prefixes`, of the same kind, a sample is a continuation, and is scored given its prefix."""
+    samples: lists of ids for the convention "ids", texts for "text", either for "released" and "exact". prompts: one
+    per sample and of the same kind; a sample is then a continuation, and is scored given its prompt. cache: where
+    scores are looked up and kept. batch_size: sequences that the judge reads at once (default: by their length).
+    progress: called with (windows read, windows in all) after every batch."""
     if convention not in CONVENTIONS:
         raise LimpetError(f"convention {convention!r} is none of {', '.join(CONVENTIONS)}")
-    if prefixes is not None and len(prefixes) != len(samples):
-        raise LimpetError(f"{len(prefixes)} prefixes for {len(samples)} samples; give each sample one")
+    if prompts is not None and len(prompts) != len(samples):
+        raise LimpetError(f"{len(prompts)} prompts for {len(samples)} samples; give each sample one")
     _, takes, read = CONVENTIONS[convention]
-    pairs = [*zip(samples, [None] * len(samples) if prefixes is None else prefixes, strict=True)]
+    pairs = [*zip(samples, [None] * len(samples) if prompts is None else prompts, strict=True)]
     for sample in (part for pair in pairs for part in pair if part is not None):
         kind = "text" if isinstance(sample, str) else "ids"
         if kind not in takes:
@@ -223,4 +247,4 @@ def gen_nll(
     tokens = np.array([reading.counted.sum() for reading in readings], dtype=np.int64)
     dropped = np.array([reading.dropped for reading in readings], dtype=np.int64)
     long = sum(len(reading.ids) > judge.context + 1 for reading in readings)
-    return Scores(judge.name, judge.digest, judge.precision, convention, nll, tokens, dropped, long)
+    return JudgeScores(judge.name, judge.digest, judge.precision, convention, nll, tokens, dropped, long)

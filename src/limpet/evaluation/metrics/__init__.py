@@ -1,4 +1,4 @@
-"""What generated text is measured by besides a judge; each metric names its convention, for every row of output."""
+"""Metrics of token sequences that need no judge; each names its convention, which is printed with every value."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from limpet.evaluation.metrics.ngrams import Pack, dist, entropy, length, pack, 
 
 
 class Metric(NamedTuple):
-    """A named statistic of a set of sequences: one value each, or one for the set."""
+    """A statistic of the samples of one seed: one value for each sample, or one for the whole set."""
 
-    name: str
     convention: str
-    function: Callable[[Any], Any]
-    over: str = "sequence"  # or "set"
+    function: Callable[..., Any]
+    of_set: bool = False
+    by_prompt: bool = False  # compares the continuations of one prompt: takes `groups`, needs prompts
 
 
-# The paper's table, in its order. All ids of a sequence count, special ones too; a set is one shard.
-METRICS = (
-    Metric("entropy", "unigram, each sequence its own, nats", entropy),
-    Metric("dist-4", "distinct over all 4-grams, pooled within the shard", partial(dist, n=4), "set"),
-    Metric("rep-4", "1 - distinct over all 4-grams, each sequence its own", partial(rep, n=4)),
-    Metric("self-bleu", "BLEU-4 against the rest of the shard, add-one above unigrams", self_bleu),
-    Metric("self-bleu-all", "BLEU-4 against the rest of the shard, add-one on every order",
-           partial(self_bleu, smoothing="add-one-all")),
-    Metric("length", "ids in a sequence", length),
-)  # fmt: skip
+# In the order of the paper's table. All tokens of a sample count, special ones too; a set is the samples of one seed.
+METRICS = {
+    "entropy": Metric("unigram entropy within each sample, nats", entropy),
+    "dist-4": Metric("distinct 4-grams over all 4-grams, pooled over the samples of a seed", partial(dist, n=4), True),
+    "rep-4": Metric("1 - distinct 4-grams over all 4-grams, within each sample", partial(rep, n=4)),
+    "self-bleu": Metric("BLEU-4 against the other samples of the seed, add-one above unigrams", self_bleu),
+    "self-bleu-all": Metric(
+        "BLEU-4 against the other samples of the seed, add-one on every order",
+        partial(self_bleu, smoothing="add-one-all"),
+    ),
+    "self-bleu-prompt": Metric(
+        "BLEU-4 against the other continuations of the same prompt, method 1",
+        partial(self_bleu, smoothing="method-1"),
+        by_prompt=True,
+    ),
+    "length": Metric("tokens in a sample", length),
+}
 
 __all__ = [
     "METRICS", "SMOOTHINGS", "Metric", "Pack", "dist", "entropy", "frontier_area", "length", "mauve", "pack",

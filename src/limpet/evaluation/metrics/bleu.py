@@ -1,4 +1,4 @@
-"""Self-BLEU-4: how much of each sequence's n-grams the other sequences of its set hold, all sequences at once."""
+"""Self-BLEU-4: BLEU of each sequence against the other sequences of its set, for all sequences at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ORDERS = 4
 EPSILON = 0.1  # method 1's count for an order that matches nothing
 ABOVE_UNIGRAMS: Floats = np.array([0.0, 1, 1, 1])[:, None]
 
-# From (orders, n) matches and n-grams in all to precisions.
+# Each maps (orders, n) matches and totals to precisions.
 SMOOTHINGS: dict[str, Callable[[Floats, Floats], Floats]] = {
-    # one more match and one more n-gram above unigrams: NLTK's method 2
+    # NLTK's method 2: one more match and one more n-gram above unigrams
     "add-one": lambda matched, total: np.divide(matched + ABOVE_UNIGRAMS, total + ABOVE_UNIGRAMS),
     "add-one-all": lambda matched, total: (matched + 1) / (total + 1),  # the same for unigrams too
     "method-1": lambda matched, total: np.where(matched > 0, matched, EPSILON) / total,
@@ -24,21 +24,22 @@ SMOOTHINGS: dict[str, Callable[[Floats, Floats], Floats]] = {
 
 
 def _clipped(code: Ints, sequence: Ints, size: int) -> Floats:
-    """For each sequence, how many of its n-grams find a partner in some other sequence.
+    """For each sequence, the clipped count of its n-grams that some other sequence contains.
 
-    BLEU clips an n-gram's count to the largest count in any reference. Among the holders of one n-gram, in order of
-    count, everyone but the last has a holder above and keeps the whole count; the last is clipped to the runner-up."""
+    BLEU clips the count of an n-gram to its largest count in any reference. Sort the sequences that contain an n-gram
+    by their counts. All but the last keep their count, since a later one has at least as many; the last is clipped to
+    the second largest count."""
     sequence, code, count = tally(code, sequence)
     order = np.lexsort((count, code))
     sequence, code, count = sequence[order], code[order], count[order]
     changes = code[1:] != code[:-1]
     first, last = np.append(True, changes)[: len(code)], np.append(changes, True)[: len(code)]
-    runner_up = np.where(first, 0, np.roll(count, 1))
-    return np.bincount(sequence, weights=np.where(last, runner_up, count), minlength=size).astype(np.float64)
+    second = np.where(first, 0, np.roll(count, 1))
+    return np.bincount(sequence, weights=np.where(last, second, count), minlength=size).astype(np.float64)
 
 
 def _closest(lengths: Ints, groups: Ints) -> Floats:
-    """The length nearest to each sequence's own among the others of its group, the shorter on a tie; NaN if alone."""
+    """For each sequence, the closest length of another one in its group, the shorter on a tie; NaN if it is alone."""
     order = np.lexsort((lengths, groups))
     sorted_lengths = lengths[order].astype(np.float64)
     same = groups[order][1:] == groups[order][:-1]
@@ -51,10 +52,11 @@ def _closest(lengths: Ints, groups: Ints) -> Floats:
 
 
 def self_bleu(tokens: Tokens, smoothing: str = "add-one", groups: Sequence[Any] | None = None) -> Floats:
-    """Each sequence's BLEU-4 against all others of its set, or of its group: (n,) scores, NaN for one alone.
+    """BLEU-4 of each sequence against all others of its set: (n,) scores, NaN for a sequence without references.
 
-    Equal weights on orders 1 to 4, clipped counts, brevity penalty by the closest length; 0 where not even a
-    unigram is shared, whatever the smoothing, as in NLTK."""
+    tokens: the sequences. smoothing: a name in SMOOTHINGS. groups: one per sequence; references are then the other
+    sequences of the same group. Orders 1 to 4 have equal weights, counts are clipped, and the brevity penalty uses the
+    closest reference length. The score is 0 where no unigram is shared, whatever the smoothing, as in NLTK."""
     if smoothing not in SMOOTHINGS:
         raise LimpetError(f"smoothing {smoothing!r} is none of {', '.join(SMOOTHINGS)}")
     packed = pack(tokens)

@@ -1,4 +1,4 @@
-"""MAUVE between two sets of texts: the area under their divergence frontier after k-means, for several seeds."""
+"""MAUVE between two sets of texts: the area under their divergence frontier, for several k-means seeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from limpet.evaluation.metrics.ngrams import Floats, Ints
 
 SCALE = 5.0  # the c of exp(-c KL)
 NODES = 25  # mixture weights along the frontier
-VARIANCE = 0.9  # what the principal components keep
+VARIANCE = 0.9  # share of the variance that the principal components keep
 
 
 def _reduce(features: Floats) -> Floats:
-    """Unit rows, centred, on the fewest principal axes that hold VARIANCE of the variance."""
+    """The rows scaled to unit norm, centred, on the fewest principal axes that keep VARIANCE of the variance."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     centred = features / np.where(norms > 0, norms, 1)
     centred = centred - centred.mean(0)
@@ -32,11 +32,11 @@ def _nearest(points: Floats, centres: Floats) -> tuple[Ints, Floats]:
 
 
 def _k_means(points: Floats, k: int, random: np.random.Generator, rounds: int) -> tuple[Ints, float]:
-    """Lloyd's rounds from a k-means++ start; an emptied centre moves to the point worst served."""
+    """Lloyd's algorithm from a k-means++ start; an empty cluster moves to the point farthest from its centre."""
     centres = points[random.integers(len(points))][None]
     square = ((points - centres) ** 2).sum(1)
     while len(centres) < k:
-        # A draw in proportion to squared distance; where every point is a centre already, any will do.
+        # Probability proportional to squared distance; uniform if every point is a centre already.
         weight = square / square.sum() if square.sum() > 0 else np.full(len(points), 1 / len(points))
         centre = points[random.choice(len(points), p=weight)]
         centres = np.vstack([centres, centre])
@@ -71,22 +71,28 @@ def frontier_area(p: ArrayLike, q: ArrayLike, scale: float = SCALE) -> float:
 
 
 def mauve(
-    generated: ArrayLike, real: ArrayLike, buckets: int | None = None, seeds: int = 5, redo: int = 5, rounds: int = 500
+    generated: ArrayLike,
+    real: ArrayLike,
+    buckets: int | None = None,
+    seeds: int = 5,
+    starts: int = 5,
+    rounds: int = 500,
 ) -> Floats:
-    """One MAUVE for each k-means seed from (n, D) and (m, D) features: say their spread with their mean.
+    """MAUVE for each k-means seed, from features of both sets; report the spread over seeds with the mean.
 
-    Each seed keeps the tightest of `redo` clusterings into `buckets` (a tenth of the smaller set unless given)."""
+    generated: (n, D) features. real: (m, D) features. buckets: clusters (default: a tenth of the smaller set).
+    starts: clusterings of each seed; the tightest is kept. rounds: limit on the steps of Lloyd's algorithm."""
     a, b = np.asarray(generated, dtype=np.float64), np.asarray(real, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not len(a) or not len(b):
         raise LimpetError(f"MAUVE takes (n, D) and (m, D) features with n and m above 0, not {a.shape} and {b.shape}")
     k = buckets or max(2, round(min(len(a), len(b)) / 10))
     if k > len(a) + len(b):
-        raise LimpetError(f"MAUVE cannot sort {len(a) + len(b)} texts into {k} buckets; give fewer")
+        raise LimpetError(f"MAUVE cannot put {len(a) + len(b)} texts into {k} buckets; give fewer buckets")
     points = _reduce(np.vstack([a, b]))
     scores = []
     for seed in range(seeds):
         random = np.random.default_rng(seed)
-        cluster, _ = min((_k_means(points, k, random, rounds) for _ in range(redo)), key=lambda result: result[1])
+        cluster, _ = min((_k_means(points, k, random, rounds) for _ in range(starts)), key=lambda result: result[1])
         p, q = (np.bincount(part, minlength=k) / len(part) for part in (cluster[: len(a)], cluster[len(a) :]))
         scores.append(frontier_area(p, q))
     return np.array(scores)

@@ -1,4 +1,4 @@
-"""Exact n-gram codes of a whole set of sequences at once, and the statistics that only count them."""
+"""Exact n-gram codes of a whole set of sequences at once, and the metrics that count them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from limpet.errors import LimpetError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Tokens = Any  # (n, L) integers as array or tensor, or a list of n id lists, arrays or tensors of any lengths
+Tokens = Any  # (n, L) integers as an array or tensor, or a list of n id lists, arrays or tensors of any lengths
 
 
 class Pack(NamedTuple):
-    """A set of sequences, end to end."""
+    """A set of sequences, concatenated."""
 
     ids: Ints
     lengths: Ints
@@ -28,7 +28,7 @@ class Pack(NamedTuple):
 
 
 def as_ids(ids: Any) -> NDArray[Any]:
-    """A list, array or tensor of ids, wherever it lies, as an array."""
+    """A list, array or tensor of ids, on any device, as an array."""
     array = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
     if array.size and array.dtype.kind not in "iu":
         raise LimpetError(f"token ids are integers, not {array.dtype}")
@@ -36,7 +36,7 @@ def as_ids(ids: Any) -> NDArray[Any]:
 
 
 def pack(tokens: Tokens) -> Pack:
-    """Lay a set of sequences end to end; none of them is copied into a padded rectangle."""
+    """Concatenate a set of sequences, without padding."""
     if isinstance(tokens, Pack):
         return tokens
     rows = [as_ids(row) for row in tokens]
@@ -49,7 +49,7 @@ def pack(tokens: Tokens) -> Pack:
 
 
 def _rank(values: Ints) -> Ints:
-    """Each value's place among the distinct values: equal ranks exactly where values are equal."""
+    """The rank of each value among the distinct values: ranks are equal exactly where values are."""
     inverse: Ints = np.unique(values, return_inverse=True)[1]
     return inverse.reshape(-1)
 
@@ -57,8 +57,8 @@ def _rank(values: Ints) -> Ints:
 def ngrams(packed: Pack, n: int, groups: Ints | None = None) -> Iterator[tuple[Ints, Ints]]:
     """For orders 1 to n, (code, sequence) of every n-gram: codes are equal exactly where n-grams are.
 
-    No hash: an n-gram's code is the rank of (code of its first n - 1 tokens, last token). With `groups`, one per
-    sequence, n-grams of different groups never share a code."""
+    The code of an n-gram is the rank of (code of its first n - 1 tokens, last token), so there are no hash collisions.
+    With `groups`, one per sequence, n-grams of different groups never share a code."""
     sequence = packed.sequence
     token = _rank(packed.ids)
     base = int(token.max(initial=0)) + 1
@@ -67,7 +67,7 @@ def ngrams(packed: Pack, n: int, groups: Ints | None = None) -> Iterator[tuple[I
     yield code, sequence
     for order in range(2, n + 1):
         code = _rank(code[:-1] * base + token[order - 1 :])
-        inside = room[: len(code)] >= order  # not across the seam between two sequences
+        inside = room[: len(code)] >= order  # not across the boundary of two sequences
         yield code[inside], sequence[: len(code)][inside]
 
 
@@ -96,7 +96,7 @@ def entropy(tokens: Tokens) -> Floats:
 
 
 def rep(tokens: Tokens, n: int = 4) -> Floats:
-    """Rep-n of each sequence: 1 - distinct / all of its n-grams; NaN where it is shorter than n."""
+    """Rep-n of each sequence: 1 - distinct / all of its n-grams; NaN if it is shorter than n."""
     packed = pack(tokens)
     code, sequence = _last(packed, n)
     size = len(packed.lengths)
@@ -106,13 +106,13 @@ def rep(tokens: Tokens, n: int = 4) -> Floats:
 
 
 def dist(tokens: Tokens, n: int = 4) -> float:
-    """Dist-n of a set: distinct n-grams of all sequences together / all n-grams; NaN where there are none.
+    """Dist-n of a set: distinct n-grams of all sequences together / all n-grams; NaN if there are none.
 
-    It falls as the set grows: compare sets of one size."""
+    It falls as the set grows: compare sets of the same size."""
     code, _ = _last(pack(tokens), n)
     return len(np.unique(code)) / len(code) if len(code) else float("nan")
 
 
 def length(tokens: Tokens) -> Floats:
-    """How many ids each sequence has."""
+    """The number of tokens of each sequence."""
     return pack(tokens).lengths.astype(np.float64)
