@@ -11,10 +11,10 @@ import tyro
 from rich.table import Table
 
 from limpet.cli.common import Json, err, progress, show
-from limpet.errors import LimpetError, unknown
+from limpet.errors import LimpetError, unknown_name
 from limpet.experiments import Figure
 from limpet.experiments.figures import draw
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.paper.theory import STATEMENTS, Check
 
 STYLES = {"VIOLATED": "bold red", "below": "cyan", "above": "cyan"}
@@ -40,7 +40,7 @@ def run(
         figures: a folder to draw the figure of each statement into, as NAME.png
     """
     if name is not None and name not in STATEMENTS:
-        raise unknown("there is no statement", name, STATEMENTS)
+        raise unknown_name("there is no statement", name, STATEMENTS)
     if figures is not None:
         _create_folder(figures)
     chosen = list(STATEMENTS) if name is None else [name]
@@ -55,7 +55,7 @@ def run(
                 drawn[key] = str(figures / f"{key}.png")
                 statement = STATEMENTS[key]
                 figure = Figure(key, "", tuple(statement.panels()), statement.caption)
-                write_whole(drawn[key], draw(figure)["png"])
+                write_file(drawn[key], draw(figure)["png"])
             update(advance=1)
     document = {"statements": [to_dict(key, rows[key], drawn.get(key)) for key in chosen]}
     show(json, document, (part for key in chosen for part in (table(key, rows[key]), "")))

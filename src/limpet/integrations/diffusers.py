@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from limpet.diffusion.process import LINEAR, seen_signal
-from limpet.diffusion.rng import SEEDS, CounterRNG, canvas_seed
-from limpet.errors import LimpetError, extra
+from limpet.diffusion.process import LINEAR, inferred_signal
+from limpet.diffusion.rng import SEED_LIMIT, CounterRNG, canvas_seed
+from limpet.errors import LimpetError, import_extra
 from limpet.generation import Inputs, context_of, rollout
 from limpet.models import Denoiser, ModelInput
 from limpet.samplers import CRS, Mend, State, params
-from limpet.samplers.params import known
+from limpet.samplers.params import check_names
 
-diffusers = extra("diffusers", "diffusers")
-outputs, configuration = extra("diffusers.utils", "diffusers"), extra("diffusers.configuration_utils", "diffusers")
+diffusers = import_extra("diffusers", "diffusers")
+outputs, configuration = import_extra("diffusers.utils", "diffusers"), import_extra("diffusers.configuration_utils", "diffusers")
 
 SETTINGS = {"num_inference_steps": 48, "seed": None}  # of a scheduler, beside its sampler's parameters
 
@@ -52,7 +52,7 @@ class PipelinePrediction(Denoiser):
         return features
 
     def evidence_signal(self, signal: float | Tensor, clean_share: Tensor) -> float | Tensor:
-        return seen_signal(signal, clean_share)
+        return inferred_signal(signal, clean_share)
 
 
 def _signature(kind: type[CRS]) -> inspect.Signature:
@@ -67,9 +67,9 @@ def _init(kind: type[CRS]) -> Any:
     """The `__init__` of a scheduler for this sampler."""
 
     def init(self: Any, *values: Any, **named: Any) -> None:
-        known(kind, {name: value for name, value in named.items() if name not in SETTINGS}, type(self).__name__)
+        check_names(kind, {name: value for name, value in named.items() if name not in SETTINGS}, type(self).__name__)
         seed = self.config.seed
-        if seed is not None and not (type(seed) is int and 0 <= seed < SEEDS):
+        if seed is not None and not (type(seed) is int and 0 <= seed < SEED_LIMIT):
             raise LimpetError(f"seed is {seed!r}; it takes a whole number from 0, of at most 64 bits, or None")
         self.restart(self.config.num_inference_steps)
 
@@ -126,7 +126,7 @@ class CommittedRevealScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):
         (step,) = rollout(PipelinePrediction(model_output), self.sampler, self._inputs(sample), self.state, call + 1)
         self.state = step.state
         is_last = self.state.call == self.sampler.nfe
-        canvas = self.state.tokens if is_last else self.sampler.seen(self.state)
+        canvas = self.state.tokens if is_last else self.sampler.model_input(self.state)
         self.returned = torch.where(self.finished, sample, canvas)
         output = CommittedRevealOutput(self.returned, model_output, self.state.memory[1] <= call)
         return output if return_dict else (output.prev_sample, output.pred_logits, output.committed)

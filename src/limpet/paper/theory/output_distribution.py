@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from limpet.diffusion import transitions, truncation
-from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense
+from limpet.diffusion.backends import Backend, Head, Outcome, DensePlan, dense
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
@@ -54,10 +54,10 @@ def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: T
     """The distribution (V**L,) of the state after one correction, from that of the state before it.
 
     The predictor must not commit tokens."""
-    due, correction = sampler.due(call)
+    own_call, correction = sampler.scheduled(call)
     if correction is None or isinstance(sampler.inner, CRS):
         raise LimpetError(f"call {call} of {sampler.caption} is not a correction of a state without committed tokens")
-    branches, state = _advance(source, sampler, call, State(due, sequences(source.vocab_size, source.length)))
+    branches, state = _advance(source, sampler, call, State(own_call, sequences(source.vocab_size, source.length)))
     return _spread(branches, probs, torch.zeros_like(state.tokens), source.vocab_size)
 
 
@@ -81,16 +81,16 @@ def _symbols(source: Denoiser, predictor: Sampler) -> int:
 
 def _inputs(tokens: Tensor, recorded: list[Tensor]) -> Inputs:
     """Inputs whose backend draws nothing, and appends the distributions of the next tokens to `recorded`."""
-    backend = Backend(Whole, partial(_record, recorded), select)
+    backend = Backend(DensePlan, partial(_record, recorded), select)
     return Inputs(torch.full_like(tokens, -1), CounterRNG(0, torch.arange(len(tokens))), backend=backend)
 
 
-def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
+def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: DensePlan) -> Outcome:
     """The backend's step: a position that is not revised keeps its token, the others are marked as drawn."""
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
-    recorded.append(transitions.probs(truncation.cut(probs, transition.support), transition.tokens, transition.coins))
+    recorded.append(transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins))
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
@@ -100,7 +100,7 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
     recorded: list[Tensor] = []
     (step,) = rollout(source, sampler, _inputs(state.tokens, recorded), state._replace(call=call), call + 1)
     (probs,) = recorded
-    due, correction = sampler.due(call) if isinstance(sampler, Gibbs) else (call, None)
+    own_call, correction = sampler.scheduled(call) if isinstance(sampler, Gibbs) else (call, None)
     if isinstance(sampler, Gibbs) and correction is not None:
         free, unchanged = ~step.visible, one_hot(state.tokens, source.vocab_size).double()
         weights = free.double()
@@ -110,9 +110,9 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
         return [(torch.where((free & where)[..., None], probs, unchanged), chance) for where, chance in choices], state
     predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
     is_drawn = step.tokens == DRAWN
-    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=due + 1)), 0)
+    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=own_call + 1)), 0)
     probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
-    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=due + 1, tokens=tokens)
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=own_call + 1, tokens=tokens)
 
 
 def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
