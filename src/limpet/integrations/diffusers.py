@@ -21,7 +21,10 @@ from limpet.samplers import CRS, Mend, State, params
 from limpet.samplers.params import check_names
 
 diffusers = import_extra("diffusers", "diffusers")
-outputs, configuration = import_extra("diffusers.utils", "diffusers"), import_extra("diffusers.configuration_utils", "diffusers")
+outputs, configuration = (
+    import_extra("diffusers.utils", "diffusers"),
+    import_extra("diffusers.configuration_utils", "diffusers"),
+)
 
 SETTINGS = {"num_inference_steps": 48, "seed": None}  # of a scheduler, beside its sampler's parameters
 
