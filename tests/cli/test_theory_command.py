@@ -62,7 +62,7 @@ def test_a_file_in_place_of_the_folder_of_figures_is_refused_before_anything_is_
     (tmp_path / "file").write_text("mine")
     monkeypatch.setitem(STATEMENTS, QUICK, STATEMENTS[QUICK]._replace(checks=lambda: pytest.fail("computed")))
     for figures in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(LimpetError, match="--figures takes a folder; .*file"):
+        with pytest.raises(LimpetError, match=r"--figures takes a folder; .*file"):
             theory.run(QUICK, figures=figures)
     assert (tmp_path / "file").read_text() == "mine"
 

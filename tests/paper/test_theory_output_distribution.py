@@ -11,10 +11,10 @@ from functools import cache
 
 import pytest
 import torch
-from backends import Posterior
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends import Posterior
 from limpet import CRS, Gibbs, LimpetError, Mend, Native, sample
 from limpet.models.exact import Markov, Mixture, Source, codebook
 from limpet.paper.theory.output_distribution import corrected_distribution, output_distribution

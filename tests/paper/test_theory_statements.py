@@ -441,7 +441,7 @@ def test_the_measures_of_the_data_distribution() -> None:
 
 
 def test_committing_at_once_without_a_budget_always_gives_one_sequence() -> None:
-    """Theorem 1 says that context makes tokens agree, not on which mode: here every trajectory ends in the same place."""
+    """Theorem 1 says that context makes tokens agree, not on which mode: here all trajectories end in the same one."""
     for source in (exact_outputs.latent(), chain(4)):
         probs = output_distribution(source, closed.samplers(source, 16, "argmax")["CRS, no warmup, no budget"])
         assert float(probs.max()) > 1 - 1e-9

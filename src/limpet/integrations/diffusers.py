@@ -83,8 +83,8 @@ def _init(kind: type[CRS]) -> Any:
 class CommittedRevealScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):  # type: ignore[misc, name-defined]
     """CRS as a scheduler. Its settings are the parameters of the sampler (`limpet samplers crs`) and `seed`.
 
-    With a seed, a canvas is a function of the seed, the row and the number of the canvas. Without one, each canvas draws
-    its seed from the pipeline's generator."""
+    With a seed, a canvas is a function of the seed, the row and the number of the canvas. Without one, each canvas
+    draws its seed from the pipeline's generator."""
 
     kind: ClassVar[type[CRS]] = CRS
     order = 1

@@ -1,8 +1,8 @@
-"""Revising tokens as coordinate ascent: one token at a time raises the log-probability, several at once may lower it.
+"""Revising tokens as coordinate ascent: one at a time raises the log-probability, several at once may lower it.
 
-Let q be the distribution of the denoiser's input at signal s: the data distribution p under the forward process, and p
-itself where s is 1. An exact leave-one-out distribution h_i gives q's conditional at position i, s h_i + (1 - s) / V. So
-when the token at i becomes the argmax of h_i, ln q rises by exactly
+Let q be the distribution of the denoiser's input at signal s: the data distribution p under the forward process. An
+exact leave-one-out distribution h_i gives q's conditional at position i, s h_i + (1 - s) / V. So when the token at i
+becomes the argmax of h_i, ln q rises by exactly
 
     gain_i = ln (s max h_i + (1 - s) / V) - ln (s h_i(token) + (1 - s) / V)  >=  0,
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from limpet.diffusion import transitions, truncation
-from limpet.diffusion.backends import Backend, Head, Outcome, DensePlan, dense
+from limpet.diffusion.backends import Backend, DensePlan, Head, Outcome, dense
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
@@ -90,7 +90,9 @@ def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: DensePla
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
-    recorded.append(transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins))
+    recorded.append(
+        transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins)
+    )
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
@@ -112,7 +114,9 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
     is_drawn = step.tokens == DRAWN
     tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=own_call + 1)), 0)
     probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
-    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=own_call + 1, tokens=tokens)
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(
+        call=own_call + 1, tokens=tokens
+    )
 
 
 def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -176,7 +180,7 @@ def _spread(branches: Branches, mass: Tensor, tags: Tensor, base: int) -> Tensor
     totals, few = [], max(1, CHUNK // size**length)  # rows at a time
     for probs, chance in branches:
         total = mass.new_zeros(base**length)
-        for rows in torch.arange(len(mass)).split(few):
+        for rows in torch.split(torch.arange(len(mass)), few):
             joint = (mass * chance)[rows, None] * product(probs[rows])
             total.index_add_(0, (here[rows, None] + there).flatten(), joint.flatten())
         totals.append(total)
