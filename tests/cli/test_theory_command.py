@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from limpet import LimpetError
-from limpet.cli import theory
+from limpet.cli.paper import theory
 from limpet.paper.theory import STATEMENTS, Check
 
 QUICK = "diminishing-returns"

@@ -200,7 +200,7 @@ def corrected(
         patched.setattr(type(theirs), "_alpha", lambda self, step: signal)
         patched.setattr(torch, "rand", lambda *size, device=None, generator=None: uniforms.clone())
         patched.setattr(torch, "multinomial", multinomial)
-        patched.setattr(theirs, "_select_positions", lambda *given: chosen.append(select(*given)) or chosen[-1])
+        patched.setattr(theirs, "_select_positions", lambda *arguments: chosen.append(select(*arguments)) or chosen[-1])
         theirs.step_correct(logits, 0, tokens)
     where = torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, chosen[0], True)
     return where, distributions[0].view(SAMPLES, -1, VOCAB)

@@ -1,5 +1,5 @@
-"""limpet's schedulers in diffusers' stock pipeline draw the tokens of `limpet.sample`; limpet's samplers draw those of
-the stock schedulers."""
+"""limpet's schedulers in diffusers' pipeline draw the tokens of `limpet.sample`; limpet's samplers draw those of
+diffusers' schedulers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ SAMPLERS: list[tuple[Any, Sampler]] = [
 
 
 @pytest.mark.parametrize(("kind", "sampler"), SAMPLERS, ids=lambda one: getattr(one, "caption", ""))
-def test_the_stock_pipeline_draws_the_tokens_of_sample(
+def test_the_pipeline_draws_the_tokens_of_sample(
     model: Gemma, original: Any, kind: Any, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first canvas is that of `limpet.sample` after the prompt, all canvases are those of `reply`."""
@@ -166,8 +166,8 @@ def test_it_saves_and_loads(tmp_path: Path) -> None:
     other = CommittedRevealScheduler.from_config(scheduler.config, budget=0.2)  # its own defaults elsewhere
     assert other.sampler == CRS(nfe=9, budget=0.2)
     assert set(dict(CommittedRevealScheduler().config)) >= set(params(CRS)) - {"nfe"}
-    stock = CommittedRevealScheduler.from_config(diffusers.EntropyBoundScheduler(num_inference_steps=20).config)
-    assert stock.sampler == CRS(nfe=20)
+    own = CommittedRevealScheduler.from_config(diffusers.EntropyBoundScheduler(num_inference_steps=20).config)
+    assert own.sampler == CRS(nfe=20)
 
 
 def test_a_wrong_setting_is_one_sentence() -> None:
@@ -211,7 +211,7 @@ def test_the_page_shows_it_in_ten_lines(
     assert capsys.readouterr().out.strip()
 
 
-# The stock schedulers, beside limpet's samplers
+# diffusers' schedulers, beside limpet's samplers
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_page_shows_it_in_ten_lines(
         ),
     ],
 )
-def test_limpets_samplers_draw_the_tokens_of_the_stock_schedulers(
+def test_limpets_samplers_draw_the_tokens_of_diffusers_schedulers(
     model: Gemma, original: Any, scheduler: Any, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every call. EntropyBound is the same but for its last call, which returns the argmax here."""

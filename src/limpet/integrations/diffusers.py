@@ -1,4 +1,4 @@
-"""Committed reveal sampling inside diffusers: schedulers for its stock DiffusionGemma pipeline.
+"""Committed reveal sampling inside diffusers: schedulers for its DiffusionGemma pipeline.
 
 The pipeline calls the network, and asks the scheduler for the next canvas. The canvas that the network reads has CRS's
 committed tokens written in. The scheduler itself keeps the noisy state and the commitments between steps."""
