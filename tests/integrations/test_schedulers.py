@@ -14,7 +14,7 @@ from torch import Tensor
 
 import limpet
 from gemma_cases import CANVAS, SEED, folder_of, on_our_uniforms, transformers
-from limpet import CRS, BlockRefinement, EntropyBound, LimpetError, Mend, Sampler
+from limpet import CRS, LimpetError, Mend, Sampler
 from limpet.generation import reply
 from limpet.models.diffusion_gemma import Gemma
 from limpet.models.loading import load
@@ -63,13 +63,7 @@ def pipeline(original: Any, scheduler: Any) -> Any:
 
 
 def run_pipeline(
-    original: Any,
-    scheduler: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    canvases: int = 2,
-    stop: float | None = None,
-    undrawn: int = 0,
-    **options: Any,
+    original: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch, canvases: int = 2, undrawn: int = 0, **options: Any
 ) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
     """The pipeline's tokens on limpet's uniforms; of every call its number, the logits, and the canvas after it."""
     calls: list[tuple[int, Tensor, Tensor]] = []
@@ -83,11 +77,10 @@ def run_pipeline(
             prompt=["?"] * SAMPLES,
             gen_length=canvases * CANVAS,
             num_inference_steps=CALLS,
-            confidence_threshold=stop,
             output_type="seq",
             callback_on_step_end=record,
             callback_on_step_end_tensor_inputs=["canvas", "logits"],
-            **options,
+            **{"confidence_threshold": None, **options},
         )
     return out.sequences, calls
 
@@ -120,8 +113,9 @@ def test_its_early_stop_leaves_finished_rows_alone(tmp_path: Path, monkeypatch: 
     folder = folder_of(tmp_path / "model", 0.03)
     original = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(folder).eval()
     scheduler = CommittedRevealScheduler(seed=SEED, warmup=0.0, budget=8.0, spacing=0)
+    stop: dict[str, Any] = {"confidence_threshold": 9.0, "stability_threshold": 1}
     unstopped, _ = run_pipeline(original, scheduler, monkeypatch, canvases=1)
-    tokens, calls = run_pipeline(original, scheduler, monkeypatch, canvases=1, stop=9.0, stability_threshold=1)
+    tokens, calls = run_pipeline(original, scheduler, monkeypatch, canvases=1, **stop)
     tops = torch.stack([logits.argmax(-1) for _, logits, _ in calls])  # (calls, B, L)
     stops = [
         next((r for r in range(1, len(tops)) if tops[r, row].equal(tops[r - 1, row])), None) for row in range(SAMPLES)
@@ -217,23 +211,17 @@ def test_the_page_shows_it_in_ten_lines(
 @pytest.mark.parametrize(
     ("scheduler", "sampler"),
     [
-        (diffusers.EntropyBoundScheduler(), EntropyBound(nfe=CALLS)),
-        (diffusers.EntropyBoundScheduler(entropy_bound=9.0), EntropyBound(nfe=CALLS, bound=9.0)),
-        (diffusers.BlockRefinementScheduler(), BlockRefinement(nfe=CALLS)),
-        (
-            diffusers.BlockRefinementScheduler(threshold=0.3, editing_threshold=0.2),
-            BlockRefinement(nfe=CALLS, threshold=0.3, editing=0.2),
-        ),
+        (diffusers.EntropyBoundScheduler(entropy_bound=9.0), "entropy-bound bound=9 settled=none"),
+        (diffusers.BlockRefinementScheduler(threshold=0.3), "block-refinement threshold=.3 editing=.9"),
     ],
 )
 def test_limpets_samplers_draw_the_tokens_of_diffusers_schedulers(
-    model: Gemma, original: Any, scheduler: Any, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    model: Gemma, original: Any, scheduler: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every call. EntropyBound is the same but for its last call, which returns the argmax here."""
-    is_bound = isinstance(sampler, EntropyBound)
-    sampler = sampler.replace(distribution="predicted", **({"settled": None} if is_bound else {}))
-    undrawn = 0 if is_bound else CALLS
-    _, calls = run_pipeline(original, scheduler, monkeypatch, canvases=1, undrawn=undrawn)
-    steps = limpet.steps(model.after(torch.tensor([PROMPT])), sampler, SAMPLES, SEED, trace=False)
+    is_bound = sampler.startswith("entropy-bound")
+    _, calls = run_pipeline(original, scheduler, monkeypatch, canvases=1, undrawn=0 if is_bound else CALLS)
+    text = f"{sampler} nfe={CALLS} distribution=predicted"
+    steps = limpet.steps(model.after(torch.tensor([PROMPT])), text, SAMPLES, SEED, trace=False)
     for (call, logits, canvas), step in zip(calls, steps, strict=True):
         assert torch.equal(step.tokens, logits.argmax(-1) if is_bound and call == CALLS - 1 else canvas)
