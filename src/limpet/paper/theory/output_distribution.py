@@ -90,9 +90,8 @@ def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: DensePla
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
-    recorded.append(
-        transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins)
-    )
+    truncated = truncation.truncate(probs, transition.support)
+    recorded.append(transitions.probs(truncated, transition.tokens, transition.coins))
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
@@ -111,12 +110,10 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
         choices = _choices(weights, sampler.positions)
         return [(torch.where((free & where)[..., None], probs, unchanged), chance) for where, chance in choices], state
     predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
-    is_drawn = step.tokens == DRAWN
-    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=own_call + 1)), 0)
+    after, is_drawn = step.state._replace(call=own_call + 1), step.tokens == DRAWN
+    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, after), 0)
     probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
-    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(
-        call=own_call + 1, tokens=tokens
-    )
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], after._replace(tokens=tokens)
 
 
 def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
