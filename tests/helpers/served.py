@@ -36,7 +36,7 @@ class Clock:
     """A clock that a test sets; it stands in for `limpet.server.scheduler.now`."""
 
     def __init__(self, monkeypatch):
-        self.time = 1000.0
+        self.time = time.monotonic()
         monkeypatch.setattr("limpet.server.scheduler.now", lambda: self.time)
 
 

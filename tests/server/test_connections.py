@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import httpx
 import pytest
 import uvicorn
-from served import GUARD, Counting, running, wait_for
 from uvicorn.server import ServerState
 
 from limpet.errors import LimpetError
@@ -19,7 +18,9 @@ from limpet.server import connections
 from limpet.server.connections import Connection, RequestFilter, client_address, parse_proxies
 from limpet.server.handlers import Resources
 from limpet.server.workers import in_this_process
+from served import GUARD, Counting, running, wait_for
 
+POST = b"POST /api/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -261,8 +262,7 @@ def test_a_foreign_host_is_refused_with_a_sentence(client):
 def test_two_lengths_of_one_body_close_the_connection(client):
     """A proxy in front may have read the other length, and so another request after it."""
     with raw(client) as opened:
-        opened.sendall(b"POST /api/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                       b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HEAD + b"\r\n")  # fmt: skip
+        opened.sendall(POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HEAD + b"\r\n")
         answer = opened.makefile("rb").read()  # ends when the server closes
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -276,8 +276,7 @@ def test_two_content_types_are_refused(client):
 
 def test_a_client_that_goes_in_the_middle_of_its_body_makes_no_noise(client, caplog):
     with raw(client) as opened:
-        opened.sendall(b"POST /api/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                       b"Content-Length: 100\r\n\r\n{")  # fmt: skip
+        opened.sendall(POST + b"Content-Length: 100\r\n\r\n{")
     assert client.get("/health").status_code == 200
     assert not caplog.records
 
@@ -299,5 +298,3 @@ def test_one_hundred_polite_clients_behind_one_proxy_are_all_served(client):
 
     assert asyncio.run(crowd()) == [200] * 100
     wait_for(lambda: not client.queue.jobs, "the end of the last request")
-
-

@@ -6,10 +6,10 @@ import statistics
 import threading
 
 import pytest
-from served import GUARD, Clock, wait_for
 
 from limpet.errors import LimpetError
 from limpet.server.scheduler import KEPT_SECONDS, ClientLeft, Limits, Queue, Refusal, WorkerDied
+from served import GUARD, Clock, wait_for
 
 
 class StepWorker:
