@@ -270,7 +270,7 @@ def test_recording_again_gives_the_same_bytes(words):
     assert record(words, CRS(nfe=5), seed=9).to_bytes() == record(words, CRS(nfe=5), seed=9).to_bytes()
 
 
-FOREIGN = "it is not a limpet trajectory: make one with `limpet sample --record FILE`"
+DAMAGED = "it is damaged or not a limpet trajectory: record it again"
 GOOD = random_trajectory(2, 9, 4, 60).to_bytes()
 
 
@@ -289,14 +289,14 @@ def test_a_damaged_file_is_refused_or_harmless(data):
     except LimpetError as error:
         found = str(error)
     refused = str(found).startswith("it is a trajectory of version ")
-    assert found == GOOD or refused or found in ("it is damaged: record it again", FOREIGN)
+    assert found == GOOD or refused or str(found).startswith(DAMAGED)
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_foreign_bytes_are_refused(data):
     for content in (data, gzip.compress(data), gzip.compress(data + b"\n")):
-        with pytest.raises(LimpetError, match=r"not a limpet trajectory|damaged"):
+        with pytest.raises(LimpetError, match="damaged or not a limpet trajectory"):
             Trajectory.from_bytes(content)
 
 
@@ -320,7 +320,7 @@ def rewritten(**changes):
     ids=str,
 )  # fmt: skip
 def test_a_header_that_lies_is_refused(changes):
-    with pytest.raises(LimpetError, match="it is damaged: record it again"):
+    with pytest.raises(LimpetError, match=DAMAGED):
         Trajectory.from_bytes(rewritten(**changes), "it")
 
 
@@ -328,7 +328,7 @@ def test_a_header_that_lies_is_refused(changes):
 def test_a_time_that_is_none_is_refused(t):
     one = random_trajectory(2, 9, 4, 60)
     one.frames[1] = one.frames[1]._replace(t=t)
-    with pytest.raises(LimpetError, match="it is damaged: record it again"):
+    with pytest.raises(LimpetError, match=DAMAGED):
         Trajectory.from_bytes(one.to_bytes(), "it")
 
 

@@ -269,26 +269,3 @@ def test_sample_records_its_first_sample(tmp_path, capsys):
     assert "differs" not in printed_texts.err
     with pytest.raises(LimpetError, match="does not exist"):
         sample.run(model="exact:words", record=tmp_path / "no" / "a.limpet")
-
-
-def test_the_commands_read_their_arguments(tmp_path, recorded, capsys):
-    """Through tyro, as the command line does."""
-    import tyro
-
-    from limpet.cli import serve
-
-    commands = {"watch": watch.run, "view": view.run, "serve": serve.run}
-    recorded[0].save(tmp_path / "a.limpet")
-    tyro.extras.subcommand_cli_from_dict(commands, args=["watch", str(tmp_path / "a.limpet"), "--delay", "0"])
-    assert recorded[0].text[:20] in capsys.readouterr().out
-    arguments = ["view", str(tmp_path / "a.limpet"), str(tmp_path / "a.limpet"), "-o", str(tmp_path / "page.html")]
-    tyro.extras.subcommand_cli_from_dict(commands, args=arguments)
-    assert (tmp_path / "page.html").exists()
-    with pytest.raises(LimpetError, match="cannot be used"):
-        tyro.extras.subcommand_cli_from_dict(
-            commands, args=["serve", "--models", "exact:words", "--port", "70000", "--limit.seconds", "5"]
-        )
-    for name in commands:
-        with pytest.raises(SystemExit):
-            tyro.extras.subcommand_cli_from_dict(commands, args=[name, "--help"])
-        assert "$ limpet " + name in capsys.readouterr().out

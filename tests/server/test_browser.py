@@ -476,31 +476,6 @@ def test_colours_and_most_probable_tokens(tab, file, recorded):
     assert fresh == tab.locator(".trajectory0 .text span.changed").count() > 0
 
 
-def contrasts(tab):
-    """The contrast of every kind of text on the page with what lies behind it, by WCAG's formula."""
-    return tab.evaluate("""() => {
-      const parse = (c) => { const n = c.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
-      const over = ([r, g, b, a], base) => [r, g, b].map((v, i) => v * a + base[i] * (1 - a));
-      const behind = (e) => {
-        if (!e) return [255, 255, 255];
-        const own = parse(getComputedStyle(e).backgroundColor);
-        return own[3] === 1 ? own.slice(0, 3) : over(own, behind(e.parentElement));
-      };
-      const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-      const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(c[i] / 255), 0);
-      const seen = new Map();
-      for (const e of document.querySelectorAll("main *, header *")) {
-        if (e.closest("svg") || e.disabled || !e.getClientRects().length) continue;
-        if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
-        const back = behind(e), ink = over(parse(getComputedStyle(e).color), back);
-        const [a, b] = [light(ink), light(back)].sort((x, y) => y - x);
-        const what = `${e.tagName}.${e.className}`;
-        seen.set(what, { what, ratio: (a + 0.05) / (b + 0.05) });
-      }
-      return [...seen.values()];
-    }""")
-
-
 def test_hostile_texts_stay_texts(tab, recorded, tmp_path):
     one, masks = recorded[1], ["fixed", HOSTILE, "visible", "chosen"]
     header = replace(one.header, name=HOSTILE, model=HOSTILE, masks=masks)
@@ -557,7 +532,7 @@ def test_the_recorded_run_is_of_the_model_that_is_built_in(models):
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_playground_is_accessible(tab, address, width, scheme):
-    """axe-core before and after a run and with a position open; no sideways scroll; enough contrast."""
+    """axe-core before and after a run and with a position open; no sideways scroll."""
     on_screen(tab, width, scheme)
     tab.goto(address)
     tab.locator("#where", has_text="output after 24 calls").wait_for()
@@ -571,8 +546,6 @@ def test_the_playground_is_accessible(tab, address, width, scheme):
     tab.locator(".trajectory0 .text span").nth(20).click()
     assert serious(tab) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    for pair in contrasts(tab):
-        assert pair["ratio"] >= 4.5, pair
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
