@@ -48,30 +48,23 @@ def opened():
 
 @pytest.fixture
 def tab(opened):
-    """A page that fails the test when it throws, logs an error, or asks for anything elsewhere."""
+    """A page that fails the test when it throws, logs an error, or requests anything from elsewhere."""
     context = opened.new_context(viewport={"width": 1180, "height": 900}, accept_downloads=True)
-    made = context.new_page()
-    trouble = []
-    made.on("pageerror", lambda error: trouble.append(str(error)))
-    made.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
-    made.on("dialog", lambda dialog: trouble.append(f"dialog {dialog.message}"))
-    made.on(
-        "request",
-        lambda request: (
-            trouble.append(request.url)
-            if not re.match(r"(file:|data:|blob:|about:|http://127\.0\.0\.1:)", request.url)
-            else None
-        ),
-    )
-    made.trouble = trouble
-    yield made
+    tab, trouble = context.new_page(), []
+    own = re.compile(r"(file:|data:|blob:|about:|http://127\.0\.0\.1:)")
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
+    tab.on("dialog", lambda dialog: trouble.append(f"dialog {dialog.message}"))
+    tab.on("request", lambda request: None if own.match(request.url) else trouble.append(request.url))
+    tab.trouble = trouble
+    yield tab
     context.close()
     assert not trouble
 
 
 @pytest.fixture(scope="module")
 def models():
-    """mini where it is built in, and a source of letters beside it."""
+    """mini where it is built in, and two sources of letters."""
     names = [name for name in ("mini",) if name in model_files.builtin_names()] + ["exact:words", "exact:verses"]
     return {name: limpet.load(name, device="cpu") for name in names}
 
@@ -92,6 +85,11 @@ def follow(tab, link):
     assert not posted
     tab.click("#run")
     wait_done(tab)
+
+
+def field(tab, number, name):
+    """A field of the n-th sampler in the form."""
+    return tab.locator(f".samplers fieldset:nth-child({number})").locator("label", has_text=name)
 
 
 def text_of(tab, index):
@@ -176,11 +174,11 @@ def test_a_link_restores_every_choice(tab, address):
     tab.click("#fix")
     tab.fill("#fixed input[type=number]", "51")
     tab.fill("#fixed input[type=text]", "tide ")
-    tab.select_option(".samplers fieldset:nth-child(1) label:has-text('Preset') select", "horizon 8")
+    field(tab, 1, "Preset").locator("select").select_option("horizon 8")
     tab.click("#add")
     tab.click(".samplers fieldset:nth-child(2) summary")
-    tab.fill(".samplers fieldset:nth-child(2) label:has-text('Budget') input", "0.125")
-    tab.fill(".samplers fieldset:nth-child(2) label:has-text('Name') input", "careful & <b>slow</b>")
+    field(tab, 2, "Budget").locator("input").fill("0.125")
+    field(tab, 2, "Name").locator("input").fill("careful & <b>slow</b>")
     tab.click("#run")
     wait_done(tab)
     texts = [text_of(tab, index) for index in range(3)]
@@ -190,7 +188,7 @@ def test_a_link_restores_every_choice(tab, address):
     tab.goto("about:blank")
     follow(tab, link)
     assert [text_of(tab, index) for index in range(3)] == texts
-    assert tab.input_value(".samplers fieldset:nth-child(2) label:has-text('Budget') input") == "0.125"
+    assert field(tab, 2, "Budget").locator("input").input_value() == "0.125"
     assert tab.input_value("#fixed input[type=text]") == "tide "
     assert tab.url == link
 
@@ -315,8 +313,8 @@ def test_a_users_sampler_has_its_parameters_and_masks_on_the_page(tab, models, t
         follow(tab, link)
         assert tab.url == link
         assert box.locator("label", has_text="Tone").locator("select").input_value() == ""
-        tab.locator(".samplers fieldset:nth-child(2) label:has-text('Sampler') select").select_option("Mine")
-        assert tab.locator(".samplers fieldset:nth-child(2) label:has-text('Nth') input").input_value() == "2"
+        field(tab, 2, "Sampler").locator("select").select_option("Mine")
+        assert field(tab, 2, "Nth").locator("input").input_value() == "2"
         tab.click("#add")
         assert tab.locator(".samplers fieldset").count() == 3
 
@@ -494,14 +492,14 @@ def test_hostile_texts_stay_texts(tab, recorded, tmp_path):
 def test_the_readmes_pictures(opened, models, tmp_path):
     """The command that makes them, with fewer calls in the animation."""
     trajectories = list(pictures.recorded(models["mini"], calls=6).values())
-    made = {file.stem: file for file in pictures.take(tmp_path, opened, trajectories)}
-    assert set(made) == {"playground", "playground-dark", "playground-phone", "playground-phone-light", "report",
+    files = {file.stem: file for file in pictures.take(tmp_path, opened, trajectories)}
+    assert set(files) == {"playground", "playground-dark", "playground-phone", "playground-phone-light", "report",
                          "report-phone-dark", "samplers"}  # fmt: skip
-    assert made["playground"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert {file.name for file in made.values()} <= {file.name for file in IMAGES.iterdir()}
+    assert files["playground"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert {file.name for file in files.values()} <= {file.name for file in IMAGES.iterdir()}
     from PIL import Image
 
-    with Image.open(made["samplers"]) as animation:
+    with Image.open(files["samplers"]) as animation:
         assert animation.n_frames == 7  # six calls, and the output
 
 
@@ -620,7 +618,12 @@ def test_each_term_and_parameter_has_its_help_on_hover_and_focus(tab, address):
     assert tip.text_content() == tips[-1]
     for _ in range(2):
         tab.click("#add")
-    names = tab.locator("#samplers label:has-text('Name') input").evaluate_all("(all) => all.map((one) => one.value)")
+    names = (
+        tab.locator("#samplers")
+        .locator("label", has_text="Name")
+        .locator("input")
+        .evaluate_all("(all) => all.map((one) => one.value)")
+    )
     assert len(set(names)) == len(names) == 4
 
 

@@ -334,7 +334,7 @@ def test_the_description_holds_under_fuzzing(words, mine, mode):
         checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
         checks.response_schema_conformance, checks.negative_data_rejection,
     ]  # fmt: skip
-    seen = set()
+    statuses = set()
     for found in schema.get_all_operations():
         operation = found.ok()
         if mode == "negative" and operation.method == "get":
@@ -344,14 +344,14 @@ def test_the_description_holds_under_fuzzing(words, mine, mode):
         @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         def fuzz(case):
             answer = case.call()
-            seen.add((case.path, answer.status_code))
+            statuses.add((case.path, answer.status_code))
             case.validate_response(answer, checks=held)
 
         fuzz()
     if mode == "positive":
-        assert {(path, 200) for path in ("/api/sample", "/api/compare", "/api/models", "/health", "/ready")} <= seen
+        assert {(path, 200) for path in ("/api/sample", "/api/compare", "/api/models", "/health", "/ready")} <= statuses
     else:
-        assert {status for _, status in seen} <= {400, 415, 422}
+        assert {status for _, status in statuses} <= {400, 415, 422}
 
 
 # Samplers of users
