@@ -21,7 +21,7 @@ from limpet.server.scheduler import Limits
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from pictures import serving
 
-GUARD = 120  # seconds after which a test that waits for an event has failed, on any machine
+GUARD = 600  # seconds after which a test that waits for an event has failed, on any machine
 
 
 def wait_for(condition, what):

@@ -609,21 +609,18 @@ def test_each_term_and_parameter_has_its_help_on_hover_and_focus(tab, address):
     assert tip.is_hidden()
     box = tab.locator(".samplers fieldset").first
     box.locator("summary").click()
+    fields = box.locator("details").locator("label")
     for name, kind in samplers.available().items():  # every parameter of every sampler
         box.locator("label", has_text="Sampler").locator("select").select_option(name)
-        tips = box.locator("details label").evaluate_all("(all) => all.map((one) => one.dataset.tip)")
+        tips = fields.evaluate_all("(all) => all.map((one) => one.dataset.tip)")
         assert tips == [param.help for param in samplers.params(kind).values()]
         assert all(tips)
-    box.locator("details label").last.locator("input, select").focus()
+    fields.last.locator("input, select").focus()
     assert tip.text_content() == tips[-1]
     for _ in range(2):
         tab.click("#add")
-    names = (
-        tab.locator("#samplers")
-        .locator("label", has_text="Name")
-        .locator("input")
-        .evaluate_all("(all) => all.map((one) => one.value)")
-    )
+    inputs = tab.locator("#samplers").locator("label", has_text="Name").locator("input")
+    names = inputs.evaluate_all("(all) => all.map((one) => one.value)")
     assert len(set(names)) == len(names) == 4
 
 

@@ -266,24 +266,17 @@ def memory(pid):
     return held
 
 
-class PoliteClient:
-    """Asks again when it was told to; counts its requests and the time of each answer."""
-
-    def __init__(self, client, server):
-        self.client, self.server, self.tries, self.held = client, server, [], []
-
-    def ask(self):
-        began, tries = time.monotonic(), 0
-        while True:
-            tries += 1
-            answer = self.client.post("/api/sample", json={"sampler": {"sampler": "native", "nfe": 40}})
-            if answer.status_code == 200:
-                break
-            assert answer.status_code == 503, answer.text
-            time.sleep(int(answer.headers["Retry-After"]))
-        self.tries.append(tries)
-        self.held.append(memory(self.server.pid))
-        return time.monotonic() - began
+def ask_politely(client):
+    """Ask, and ask again when told to, until there is an answer; how long that took."""
+    began = time.monotonic()
+    while True:
+        answer = client.post("/api/sample", json={"sampler": {"sampler": "native", "nfe": 40}})
+        took = time.monotonic() - began
+        if answer.status_code == 200:
+            return took
+        assert answer.status_code == 503, answer.text
+        assert took < GUARD
+        time.sleep(int(answer.headers["Retry-After"]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="clients need addresses of their own on this machine")
@@ -297,17 +290,18 @@ def test_hostile_clients_are_in_nobodys_way(started, clients, rounds, requests):
     the machine slows both."""
     server, address = started("--models", "exact:verses")
     command = [sys.executable, str(HELPERS / "crowd.py"), str(httpx.URL(address).port), str(clients)]
-    alone, beside = [], []
+    alone, beside, held = [], [], []
     with from_address("127.0.0.2", address) as client:
-        polite = PoliteClient(client, server)
-        polite.ask()
-        before = polite.held[-1]
+        ask_politely(client)
+        before = memory(server.pid)
         for last in range(rounds - 1, -1, -1):
-            alone += [polite.ask() for _ in range(requests)]
+            alone += [ask_politely(client) for _ in range(requests)]
             crowd = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             try:
                 assert crowd.stdout.readline() == "here\n"
-                beside += [polite.ask() for _ in range(requests)]
+                for _ in range(requests):
+                    beside.append(ask_politely(client))
+                    held.append(memory(server.pid))
                 if not last:
                     server.send_signal(signal.SIGTERM)
                     assert server.wait(GUARD) == 0
@@ -315,9 +309,8 @@ def test_hostile_clients_are_in_nobodys_way(started, clients, rounds, requests):
                 crowd.kill()
                 crowd.wait()
                 crowd.stdout.close()
-    ratio, growth = statistics.median(beside) / statistics.median(alone), max(polite.held) - before
-    print(f"{ratio:.2f} times as long as alone, {max(polite.tries)} tries at most, {growth / 2**20:+.0f} MiB")
+    ratio, growth = statistics.median(beside) / statistics.median(alone), max(held) - before
+    print(f"{ratio:.2f} times as long as alone, {growth / 2**20:+.0f} MiB")
     assert server.stderr.read() == ""
     assert growth < 256 * 2**20
-    assert max(polite.tries) <= 4
-    assert rounds == 1 or ratio < 20
+    assert rounds == 1 or ratio < 2
