@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion.backends import Backend, Outcome, fastest
-from limpet.diffusion.rng import SAMPLES, CounterRNG, canvas_seed
-from limpet.diffusion.rng import SEEDS as SEED_LIMIT
+from limpet.diffusion.rng import SAMPLE_LIMIT, SEED_LIMIT, CounterRNG, canvas_seed
 from limpet.errors import LimpetError, extra, plain, remark
 from limpet.files import read_text, write_whole
 from limpet.html import table
@@ -623,7 +622,7 @@ def _check_counts(n: int, seed: int, first: int, batch_size: int | None) -> None
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
         raise LimpetError(f"batch_size is {batch_size}; compute at least one sample at once, or leave it out")
-    if not 0 <= seed < SEED_LIMIT or not 0 <= first <= SAMPLES - n:
+    if not 0 <= seed < SEED_LIMIT or not 0 <= first <= SAMPLE_LIMIT - n:
         raise LimpetError(
             f"seed is {seed} and first {first}; they are whole numbers from 0, the seed of at most 64 bits"
         )

@@ -16,67 +16,65 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
 from limpet.diffusion import process
-from limpet.diffusion.backends import Backend, Head, Input, Outcome, Transition, dense, sparse, testing
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, dense, sparse, testing
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import ancestral
 from limpet.diffusion.truncation import Support
-from limpet.models import Denoiser
+from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 
-BACKENDS: dict[str, Backend] = {"dense": dense.BACKEND, "lazy": sparse.BACKEND}
+BACKENDS: dict[str, Backend] = {"dense": dense.BACKEND, "sparse": sparse.BACKEND}
 if importlib.util.find_spec("triton") is not None:
     from limpet.diffusion.backends import fused
 
     BACKENDS["fused"] = fused.BACKEND
 
 
-class Posterior(Denoiser):
-    """A source seen through a model that predicts the denoising posterior of its own input."""
-
-    predicts, name, digest = "posterior", "posterior", "posterior"
+class Posterior(WrappedDenoiser):
+    """An exact source as a model that predicts the denoising posterior."""
 
     def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
+        super().__init__(inner)
+        self.predicts, self.name, self.digest = "posterior", "posterior", "posterior"
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return process.posterior(self.inner.body(tokens, t).exp(), tokens, self.schedule.signal(t)).log()
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        probs = super().backbone(inputs).exp()
+        return process.posterior(probs, inputs.tokens, self.schedule.signal(inputs.t)).log()
 
 
 class Case(NamedTuple):
-    """One step: what is asked of it, and what the denoiser was shown."""
+    """One step: the transition, and the network call whose logits it reads."""
 
     transition: Transition
-    input: Input
+    call: NetworkCall
 
     def replace(self, **changes: Any) -> Case:
-        """The same with some things changed: fields of the transition, the two signals of ancestral coins, parts of
-        the support, or what the denoiser saw (`seen`) and how it is read."""
-        cut = {name: changes.pop(name) for name in Support._fields if name in changes}
+        """The same step with fields of the transition, its support or the network call changed.
+
+        `signal_t` and `signal_s` set ancestral coins; `model_input` sets the tokens of the network call."""
+        support = {name: changes.pop(name) for name in Support._fields if name in changes}
         signals = [changes.pop(name, None) for name in ("signal_t", "signal_s")]
         names = {field.name for field in fields(Transition)}
-        asked = replace(self.transition, **{name: value for name, value in changes.items() if name in names})
-        asked = replace(asked, support=asked.support._replace(**cut))
-        if any(signals) and "coins" not in changes:
-            given = zip(signals, (0.4, 0.6), strict=True)
-            asked = replace(asked, coins=ancestral(*(usual if own is None else own for own, usual in given)))
-        shown = {"signal": asked.coins.signal, **{name: changes[name] for name in changes if name not in names}}
-        if "seen" in shown:
-            shown["tokens"] = shown.pop("seen")
-        return Case(asked, self.input._replace(**shown))
+        transition = replace(self.transition, **{name: changes.pop(name) for name in names & set(changes)})
+        transition = replace(transition, support=transition.support._replace(**support))
+        if any(signals):
+            transition = replace(transition, coins=ancestral(signals[0] or 0.4, signals[1] or 0.6))
+        if "model_input" in changes:
+            changes["tokens"] = changes.pop("model_input")
+        return Case(transition, self.call._replace(**{"signal": transition.coins.signal, **changes}))
 
 
 def case_of(tokens: Tensor, vocab_size: int, seed: int = 8200, **changes: Any) -> Case:
-    """A step that revises and inspects everywhere and holds the distribution against the state, of a model that saw the state,
-    unless told otherwise."""
+    """A step that revises and inspects every position, with its own state as model input and as `against`."""
     every = torch.ones_like(tokens, dtype=torch.bool)
     rng = CounterRNG(seed, torch.arange(len(tokens), device=tokens.device))
-    asked = Transition(call=0, tokens=tokens, revise=every, inspect=every, coins=ancestral(0.4, 0.6), against=tokens)
-    return Case(asked, testing.input_of(asked, vocab_size, rng)).replace(**changes)
+    transition = Transition(
+        call=0, tokens=tokens, revise=every, inspect=every, coins=ancestral(0.4, 0.6), against=tokens
+    )
+    return Case(transition, testing.network_call(transition, vocab_size, rng)).replace(**changes)
 
 
 def same(rows: Tensor) -> Tensor:
+    """A head whose features are logits."""
     return rows
 
 

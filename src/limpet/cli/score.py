@@ -11,15 +11,15 @@ from textwrap import fill
 from typing import Any, Literal, NamedTuple
 
 import tyro
+from rich.table import Table
 
-from limpet.cli.common import ANYWHERE, Json, Running, out, progress, show
+from limpet.cli.common import DEFAULT_RUNNING, Json, Running, out, progress, show
+from limpet.cli.compare import rich_table
 from limpet.errors import LimpetError
 from limpet.evaluation import Measure, SampleSet, ScoreCache, Scores, evaluate
 from limpet.evaluation.checkers import find_checker
-from limpet.evaluation.judges import AUTO
 from limpet.evaluation.sample_sets import reading_mode
 from limpet.evaluation.scores import measures_table
-from limpet.evaluation.tables import Table
 from limpet.files import json_row, read_text
 
 
@@ -78,7 +78,9 @@ def _parse(line: str, where: str) -> FileSample:
     if not isinstance(tokenizer, str | None):
         raise LimpetError(f'{where} has a "tokenizer" that is not a digest: correct it or leave it out')
     if "prefix" in row:
-        raise LimpetError(f'{where} has a "prefix", as limpet 0.2 wrote it: call it "prompt_length", or "prompt" if text')
+        raise LimpetError(
+            f'{where} has a "prefix", as limpet 0.2 wrote it: call it "prompt_length", or "prompt" if text'
+        )
     if type(length) not in (int, type(None)) or not 0 <= (length or 0) <= len(ids or ()):
         raise LimpetError(f'{where} has a "prompt_length" that is not a number of its "tokens"')
     if prompt is not None and not (isinstance(prompt, str) and isinstance(text, str) and text.startswith(prompt)):
@@ -88,31 +90,25 @@ def _parse(line: str, where: str) -> FileSample:
     return FileSample(split_ids, split, seed, number, tokenizer)
 
 
-def _notes(measures: Mapping[str, Measure], width: int) -> Iterator[str]:
-    """How each measure is taken."""
-    yield from (fill(f"{name}: {measure.convention}", width, subsequent_indent="  ") for name, measure in measures.items())
-
-
-def _printed(files: Sequence[Scores], differences: Sequence[Mapping[str, Measure] | str], width: int) -> Iterator[str]:
+def _parts(
+    files: Sequence[Scores], differences: Sequence[Mapping[str, Measure] | str], width: int
+) -> Iterator[Table | str]:
     """A table for each file and each difference, then how each measure is taken."""
     for scores in files:
-        yield _text(scores.table(intervals=True), width)
+        yield rich_table(scores.table(intervals=True), width)
         if many := sum(one.long for one in scores.judged):
             context = scores.judge and scores.judge["context"]
-            yield fill(f"{many} samples exceed the judge's context of {context} ids: read in overlapping windows", width)
+            yield fill(
+                f"{many} samples exceed the judge's context of {context} ids: read in overlapping windows", width
+            )
     for scores, difference in zip(files[1:], differences, strict=True):
         caption = f"{scores.name} minus {files[0].name}, paired by seed and sample"
         if isinstance(difference, str):
             yield fill(f"{caption}: not available, because {difference}", width)
         else:
-            yield _text(measures_table(caption, difference, intervals=True), width)
-    yield from _notes({name: measure for scores in files for name, measure in scores.measures.items()}, width)
-
-
-def _text(table: Table, width: int) -> str:
-    """A table whose caption is filled to the width."""
-    caption = "\n".join(fill(line, width, break_on_hyphens=False) for line in table.caption.split("\n"))
-    return f"{table._replace(caption=caption)}\n"
+            yield rich_table(measures_table(caption, difference, intervals=True), width)
+    conventions = {name: measure.convention for scores in files for name, measure in scores.measures.items()}
+    yield from (fill(f"{name}: {rule}", width, subsequent_indent="  ") for name, rule in conventions.items())
 
 
 def run(
@@ -123,7 +119,7 @@ def run(
     convention: Literal["auto", "ids", "text", "released", "exact"] = "auto",
     checker: str | None = None,
     reference: str | None = None,
-    where: Running = ANYWHERE,
+    where: Running = DEFAULT_RUNNING,
     batch_size: int | None = None,
     cache: Path | None = None,
     separator: str = "\n",
@@ -145,10 +141,10 @@ def run(
 
     Args:
         files: texts, JSON Lines files, or folders of JSON Lines files; - reads standard input
-        judge: mini-judge, a folder, a causal language model on the hub, exact:NAME (the true distribution of a source), or
-            none; auto is mini-judge if it is installed
-        convention: how the judge reads a sample; auto reads ids if "tokenizer" is the judge's own, else text; "ids" for a
-            file without "tokenizer" states that its ids are the judge's
+        judge: mini-judge, a folder, a causal language model on the hub, exact:NAME (the true distribution of a
+            source), or none; auto is mini-judge if it is installed
+        convention: how the judge reads a sample; auto reads ids if "tokenizer" is the judge's own, else text; "ids"
+            for a file without "tokenizer" states that its ids are the judge's
         checker: a checker of texts, by name or as ./file.py:Name; its values come first
         reference: a file of real texts, for MAUVE
         batch_size: sequences that the judge reads at once (default: by their length)
@@ -178,7 +174,7 @@ def run(
     results = []
     with progress(visible=reader is not None) as tell:
         for path, part in zip(files, sets, strict=True):
-            tell(description=f"{reader and reader.name} reads {path}")
+            tell(description=f"{reader.name} reads {path}" if reader else f"measuring {path}")
             advance = lambda done, total: tell(completed=done, total=total)  # noqa: E731
             results.append(evaluate(part, reader, progress=advance, **options))
     differences: list[dict[str, Measure] | str] = []
@@ -201,4 +197,4 @@ def run(
             for scores, difference in zip(results[1:], differences, strict=True)
         ],
     }
-    show(json, document, _printed(results, differences, out.width))
+    show(json, document, _parts(results, differences, out.width))

@@ -1,1 +1,1 @@
-"""What every sampler stands on: channel, supports, counted randomness, selector, how a step is drawn, a path."""
+"""The diffusion process and one reverse step: schedules, posterior, truncation, randomness, selection, backends."""

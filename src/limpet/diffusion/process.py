@@ -1,7 +1,7 @@
-"""The uniform channel: schedules, forward distributions, bridge, leave-one-out and posterior, reverse distribution, time grids.
+"""The uniform-state diffusion process: schedules, forward and reverse distributions, conversions, time grids.
 
-Everything here is dense and float64: it is what every faster path is tested against.
-A distribution is a tensor whose last axis runs over the V tokens; `signal` is 1 - noise (1 clean, 0 uniform).
+All functions are dense and compute in float64. The faster backends are tested against them. A distribution is a tensor
+whose last axis runs over the V tokens. `signal` is 1 - noise: 1 for clean text, 0 for uniform noise.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from functools import cache
 import torch
 from torch import Tensor
 
-EPS = 1e-5  # the last node of every grid: the final step's time
-FLOOR = 1e-3  # the signal that both schedules keep at t = 1
+EPS = 1e-5  # the time of the final step: the last node of every grid
+FLOOR = 1e-3  # the log-linear schedule's signal at t = 1; the cosine schedule shrinks its angle by the same factor
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the signal falls from 1 at t = 0 to about 0 at t = 1, and how fast."""
+    """The signal as a function of time: about 1 at t = 0, about 0 at t = 1."""
 
     name: str
     _signal: Callable[[Tensor], Tensor]
     _slope: Callable[[Tensor], Tensor]
 
     def signal(self, t: float | Tensor) -> Tensor:
+        """The signal at one time or several, in float64."""
         return self._signal(torch.as_tensor(t, dtype=torch.float64))
 
     def slope(self, t: float | Tensor) -> Tensor:
-        """d signal / dt, negative."""
+        """The derivative of the signal with respect to t, which is negative."""
         return self._slope(torch.as_tensor(t, dtype=torch.float64))
 
-    @cache  # noqa: B019  schedules are few, and so are the times of grids
+    @cache  # noqa: B019  there are few schedules, and few times on their grids
     def level(self, t: float) -> float:
-        """The signal at one time, as a number."""
+        """The signal at one time, as a Python number."""
         return float(self.signal(t))
 
     def sigma(self, t: float | Tensor) -> Tensor:
-        """-ln signal: what the Duo network is conditioned on."""
+        """-ln(signal), which the Duo network is conditioned on."""
         return -self.signal(t).log()
 
 
@@ -61,19 +62,21 @@ SCHEDULES = {
 }
 LOG_LINEAR = SCHEDULES["log-linear"]
 LINEAR = Schedule("linear", lambda t: 1 - t, lambda t: torch.full_like(t, -1.0))
-CLEAREST = 0.99  # the most signal whose evidence is taken out of a posterior: beyond, a network's own error is larger
+# The highest signal at which evidence is removed from a posterior. Above it, the network's own error is larger.
+MAX_INFERRED_SIGNAL = 0.99
 
 
-def seen_signal(signal: float | Tensor, clean: Tensor) -> Tensor:
-    """The signal that tokens look to have to a network that is told no time, where a share of them is clean (B,) and
-    the rest at `signal`; at most CLEAREST."""
-    return (clean + (1 - clean) * signal).clamp(max=CLEAREST)
+def inferred_signal(signal: float | Tensor, clean_share: Tensor) -> Tensor:
+    """The signal that a network which is not given the time infers from its tokens, at most MAX_INFERRED_SIGNAL.
+
+    signal: the level of the other tokens. clean_share: (B,) the share of tokens that hold no noise."""
+    return (clean_share + (1 - clean_share) * signal).clamp(max=MAX_INFERRED_SIGNAL)
 
 
 @cache
 def clipped_snr(low: float = -9.0, high: float = 9.0) -> Schedule:
-    """A signal that falls evenly between the two whose log-odds (log-SNR) are `high`, at t = 0, and `low`, at t = 1."""
-    last, first = (1 / (1 + math.exp(-odds)) for odds in (low, high))
+    """A schedule that is linear in t, from log-SNR `high` at t = 0 to log-SNR `low` at t = 1."""
+    last, first = (1 / (1 + math.exp(-log_snr)) for log_snr in (low, high))
     return Schedule(
         f"clipped-snr {low:g} to {high:g}",
         lambda t: first - (first - last) * t,
@@ -82,20 +85,20 @@ def clipped_snr(low: float = -9.0, high: float = 9.0) -> Schedule:
 
 
 def _column(signal: float | Tensor, like: Tensor) -> Tensor:
-    """A signal level, one for all or one per leading axis, as a float64 that broadcasts against a distribution."""
+    """A signal, one for all or one per leading axis, as a float64 tensor that broadcasts against a distribution."""
     signal = torch.as_tensor(signal, dtype=torch.float64, device=like.device)
     return signal.reshape(signal.shape + (1,) * (like.dim() - signal.dim()))
 
 
-def _point(x: Tensor, vocab_size: int) -> Tensor:
+def _one_hot(x: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.one_hot(x, vocab_size).to(torch.float64)
 
 
 def forward_probs(x: Tensor, signal: float | Tensor, vocab_size: int) -> Tensor:
-    """q(t|0): the distribution of the noisy token given the clean token x (eq. 1).
+    """q(t|0): the distribution of the noisy token given the clean token x (eq. 1), with one more axis than x.
 
-    q(t|s) is the same channel at signal_t / signal_s (eq. 2)."""
-    probs = _point(x, vocab_size)
+    q(t|s) is the same function at signal_t / signal_s (eq. 2)."""
+    probs = _one_hot(x, vocab_size)
     signal = _column(signal, probs)
     return signal * probs + (1 - signal) / vocab_size
 
@@ -103,41 +106,43 @@ def forward_probs(x: Tensor, signal: float | Tensor, vocab_size: int) -> Tensor:
 def bridge(x: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor, vocab_size: int) -> Tensor:
     """q(s|0,t): the distribution of the token at s given the clean token x and the token z at t (eq. 3)."""
     signal_t, signal_s = (torch.as_tensor(s, dtype=torch.float64) for s in (signal_t, signal_s))
-    # The channel is symmetric, so q(z|y) read along y is the forward distribution started at z.
+    # q(z|y) is symmetric in z and y, so as a function of y it is the forward distribution from z.
     joint = forward_probs(x, signal_s, vocab_size) * forward_probs(z, signal_t / signal_s, vocab_size)
     return joint / joint.sum(-1, keepdim=True)
 
 
 def posterior(probs: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
-    """C_{t,z}: from the leave-one-out distribution to the ordinary denoising posterior (eq. 5)."""
+    """C_{t,z}: converts a leave-one-out distribution to the denoising posterior given the token z (eq. 5)."""
     joint = probs.to(torch.float64) * forward_probs(z, signal, probs.shape[-1])
     return joint / joint.sum(-1, keepdim=True)
 
 
 def leave_one_out(probs: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
-    """The inverse of `posterior`: take the evidence of the token z itself out of a denoising posterior."""
+    """The inverse of `posterior`: removes the evidence of the token z from a denoising posterior."""
     joint = probs.to(torch.float64) / forward_probs(z, signal, probs.shape[-1])
     return joint / joint.sum(-1, keepdim=True)
 
 
 def leave_one_out_logits(logits: Tensor, z: Tensor, signal: float | Tensor) -> Tensor:
-    """`leave_one_out` on logits, at one signal or one each: it moves only the logit of z, by
-    -ln(1 + V signal / noise)."""
+    """`leave_one_out` on logits: it lowers only the logit of z, by ln(1 + V signal / noise).
+
+    signal: one for all, or a tensor that broadcasts against z."""
+    vocab_size = logits.shape[-1]
     if isinstance(signal, Tensor):
-        shift = -(logits.shape[-1] * signal / (1 - signal)).log1p().to(logits.dtype).expand(z.shape)
-        return logits.scatter_add(-1, z.unsqueeze(-1), shift.unsqueeze(-1))
-    down = logits.new_full((*z.shape, 1), -math.log1p(logits.shape[-1] * signal / (1 - signal)))
-    return logits.scatter_add(-1, z.unsqueeze(-1), down)
+        shift = -(vocab_size * signal / (1 - signal)).log1p().to(logits.dtype).expand(z.shape)
+    else:
+        shift = logits.new_full(z.shape, -math.log1p(vocab_size * signal / (1 - signal)))
+    return logits.scatter_add(-1, z.unsqueeze(-1), shift.unsqueeze(-1))
 
 
 def reverse_probs(probs: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: float | Tensor) -> Tensor:
-    """pi(s|t): the reverse transition of a leave-one-out distribution at the current token z (eq. 7).
+    """pi(s|t): the reverse transition from the token z, given its leave-one-out distribution (eq. 7).
 
-    The sum over clean tokens of bridge times posterior collapses to a mixture of three routes:
-    stay at z, draw from the distribution, draw uniformly."""
+    The sum over clean tokens of bridge times posterior equals a mixture with closed-form weights: stay at z, draw from
+    the distribution, draw uniformly."""
     probs = probs.to(torch.float64)
     vocab_size = probs.shape[-1]
-    stay = _point(z, vocab_size)
+    stay = _one_hot(z, vocab_size)
     signal_t, signal_s = _column(signal_t, probs), _column(signal_s, probs)
     prob_at_z = probs.gather(-1, z.unsqueeze(-1))
     weight_stay = signal_t * vocab_size * prob_at_z + (signal_t / signal_s - signal_t)
@@ -148,19 +153,19 @@ def reverse_probs(probs: Tensor, z: Tensor, signal_t: float | Tensor, signal_s: 
 
 
 def warmup_steps(nfe: int, warmup: float) -> int:
-    """W = round(f (N - 1)), of the N - 1 transitions (appendix A)."""
+    """W = round(f (N - 1)): the number of warmup transitions, of N - 1 in all (appendix A)."""
     return round(warmup * (nfe - 1))
 
 
 @cache
 def uniform_grid(nfe: int, warmup: float = 0.0) -> tuple[float, ...]:
-    """N equally spaced times from 1 to EPS, the last the final step's; they know no warmup."""
+    """N equally spaced times from 1 to EPS. The warmup is ignored."""
     return tuple(torch.linspace(1, EPS, nfe, dtype=torch.float64).tolist())
 
 
 @cache
 def two_piece_grid(nfe: int, warmup: float) -> tuple[float, ...]:
-    """W equal steps down to t = 1 - f, then the rest down to EPS: the first selection is at 1 - f for every N."""
+    """W equal steps from 1 to 1 - f, then equal steps to EPS, so that the first selection is at 1 - f for every N."""
     first = warmup_steps(nfe, warmup)
     if first in (0, nfe - 1):
         return uniform_grid(nfe)
@@ -172,11 +177,14 @@ def two_piece_grid(nfe: int, warmup: float) -> tuple[float, ...]:
 
 @cache
 def quadratic_grid(nfe: int, warmup: float = 0.0) -> tuple[float, ...]:
-    """Squares of N equally spaced numbers, from 1 to EPS: steps shrink on the way down, so that more of the calls see a
-    state which is nearly clean, and can still take back what the others contradict. They know no warmup."""
+    """Squares of N equally spaced numbers, from 1 to EPS. The warmup is ignored.
+
+    Steps become smaller toward the end, so more calls are made on a nearly clean state and can correct it."""
     return tuple((torch.linspace(1, math.sqrt(EPS), nfe, dtype=torch.float64) ** 2).tolist())
 
 
 GRIDS: dict[str, Callable[[int, float], tuple[float, ...]]] = {
-    "two-piece": two_piece_grid, "uniform": uniform_grid, "quadratic": quadratic_grid
-}  # fmt: skip
+    "two-piece": two_piece_grid,
+    "uniform": uniform_grid,
+    "quadratic": quadratic_grid,
+}

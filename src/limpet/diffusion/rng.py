@@ -1,7 +1,7 @@
 """Counter-based randomness: (seed, sample, step, position, purpose) -> uniforms, the same bits on every device.
 
-Philox 4x32-10 (Salmon et al., 2011) in integer tensor ops. A uniform is a function of what it is for, so a sample
-does not depend on the batch it is in, on the order of work, or on which arms run beside it.
+Philox 4x32-10 (Salmon et al., 2011) in integer tensor operations. Each uniform depends only on what it is used for, so
+a sample does not depend on its batch, on the order of work, or on the other samplers of a comparison.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-SEEDS = 2**64  # how many there are
-SAMPLES = 2**32  # under each of them
+SEED_LIMIT = 2**64  # seeds are below this
+SAMPLE_LIMIT = 2**32  # sample numbers are below this
 
 
 class Purpose(IntEnum):
-    """What a pair of uniforms is for; the numbers are part of every result and never change."""
+    """What a pair of uniforms is used for. The numbers decide every result, so they never change."""
 
     START = 0  # the state at t = 1
     COINS = 1  # the two coins of a reverse step
-    TOKENS = 2  # the draw from the distribution, and the uniform token
-    VALUES = 3  # the label drawn from a nucleus
+    TOKENS = 2  # the draw from a predicted distribution, and the uniform token
+    VALUES = 3  # the committed token drawn from a nucleus
     NOISE = 4  # forward corruption of clean text
     DATA = 5  # draws from a source whose distribution is known
-    PLACES = 6  # which positions a call chooses
+    POSITIONS = 6  # the positions that a call chooses
     CANVAS = 7  # the seed of a later canvas
 
 
@@ -40,7 +40,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        # A 32 x 32 bit product needs 64 unsigned bits; int64 wraps, and shift-and-mask still reads the right words.
+        # A 32 x 32 bit product needs 64 unsigned bits. int64 wraps around, and shifting and masking restores the words.
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> 32 & WORD) ^ c1 ^ k0, p1 & WORD, (p0 >> 32 & WORD) ^ c3 ^ k1, p0 & WORD
         k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
@@ -48,7 +48,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 def uniform53(high: Tensor, low: Tensor) -> Tensor:
-    """Two 32-bit words -> a float64 in [0, 1) with 53 random bits."""
+    """Converts two 32-bit words to a float64 in [0, 1) with 53 random bits."""
     return ((high >> 5) * 2**26 + (low >> 6)).to(torch.float64) * 2.0**-53
 
 
@@ -57,18 +57,19 @@ class CounterRNG:
     """The randomness of a batch of samples under one seed."""
 
     seed: int
-    samples: Tensor  # (B,) the index of each sample under this seed
+    samples: Tensor  # (B,) the number of each sample under this seed
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < SEEDS:
-            raise LimpetError(f"seed is {self.seed}; it takes a whole number from 0, of at most 64 bits")
+        if not 0 <= self.seed < SEED_LIMIT:
+            raise LimpetError(f"seed is {self.seed}; it must be a whole number from 0 to 2**64 - 1")
 
     def uniforms(
         self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Two independent uniforms for each (sample, position).
+        """Two independent uniforms for each sample and position.
 
-        `positions` is (L,) for the whole batch, giving (B, L), or (R,) beside `rows` (R,) into the batch."""
+        positions: (L,), which gives (B, L) uniforms; or, together with `rows`, (R,), which gives (R,).
+        rows: (R,) the index in the batch of the sample of each position."""
         samples = self.samples[:, None] if rows is None else self.samples[rows]
         counter = (positions, torch.full_like(positions, step), samples, torch.full_like(positions, int(purpose)))
         words = philox(counter, (self.seed & WORD, self.seed >> 32 & WORD))
@@ -76,7 +77,7 @@ class CounterRNG:
 
 
 def canvas_seed(seed: int, canvas: int) -> int:
-    """The seed of a canvas of a longer text: the first has the text's own."""
+    """The seed of a canvas of a longer text. The first canvas has the seed of the text."""
     if canvas == 0:
         return seed
     zero = torch.zeros((), dtype=torch.long)
@@ -85,5 +86,5 @@ def canvas_seed(seed: int, canvas: int) -> int:
 
 
 def uniform_token(u: Tensor, vocab_size: int) -> Tensor:
-    """A token, each equally likely, from a uniform in [0, 1)."""
+    """A uniformly random token from a uniform in [0, 1)."""
     return (u * vocab_size).long()

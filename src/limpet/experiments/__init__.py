@@ -1,12 +1,107 @@
-"""The laboratory: a study expands to cells, (cell, shard) is a unit of work, and a store keeps every finished unit."""
+"""Experiments: a study consists of cells and seeds; each cell under each seed is a unit of work; a store keeps every
+finished unit."""
 
-from limpet.experiments.resources import Shelf
-from limpet.experiments.results import Results, Row, collect
-from limpet.experiments.runner import Progress, Summary, run, status
+from limpet.experiments import claims, figures, render, report, study_files
+from limpet.experiments.claims import (
+    Claim,
+    Finding,
+    PublishedValue,
+    above,
+    below,
+    between,
+    equivalent,
+    not_above,
+    not_below,
+    published_difference,
+    within,
+)
+from limpet.experiments.executors import Executor, local
+from limpet.experiments.executors.processes import processes
+from limpet.experiments.executors.ray import on_ray
+from limpet.experiments.model_cache import ModelCache, provenance
+from limpet.experiments.report_content import (
+    PAPER,
+    Contrast,
+    Entry,
+    Figure,
+    Panel,
+    Point,
+    ReportContent,
+    ScatterPlot,
+    Series,
+    Table,
+    estimate_series,
+    format_estimate,
+    format_signed,
+)
+from limpet.experiments.results import ProbeRow, Results, collect
+from limpet.experiments.runner import RunProgress, RunSummary, run, status
 from limpet.experiments.store import Store
-from limpet.experiments.study import Cell, Judging, Probe, Prompts, Seen, Study
+from limpet.experiments.study import (
+    DIVERSITY_METRICS,
+    Cell,
+    JudgeSpec,
+    Probe,
+    ProbeFunction,
+    ProbeValue,
+    Prompts,
+    Study,
+)
+from limpet.experiments.units import Plan, SamplingUnit, resolve
 
 __all__ = [
-    "Cell", "Judging", "Probe", "Progress", "Prompts", "Results", "Row", "Seen", "Shelf", "Store", "Study", "Summary",
-    "collect", "run", "status",
-]  # fmt: skip
+    "DIVERSITY_METRICS",
+    "PAPER",
+    "Cell",
+    "Claim",
+    "Contrast",
+    "Entry",
+    "Executor",
+    "Figure",
+    "Finding",
+    "JudgeSpec",
+    "ModelCache",
+    "Panel",
+    "Plan",
+    "Point",
+    "Probe",
+    "ProbeFunction",
+    "ProbeRow",
+    "ProbeValue",
+    "Prompts",
+    "PublishedValue",
+    "ReportContent",
+    "Results",
+    "RunProgress",
+    "RunSummary",
+    "SamplingUnit",
+    "ScatterPlot",
+    "Series",
+    "Store",
+    "Study",
+    "Table",
+    "above",
+    "below",
+    "between",
+    "claims",
+    "collect",
+    "equivalent",
+    "estimate_series",
+    "figures",
+    "format_estimate",
+    "format_signed",
+    "local",
+    "not_above",
+    "not_below",
+    "on_ray",
+    "processes",
+    "provenance",
+    "published_difference",
+    "render",
+    "report",
+    "resolve",
+    "run",
+    "status",
+    "study_files",
+    "within",
+]

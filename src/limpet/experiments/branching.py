@@ -1,84 +1,104 @@
-"""Paths that begin alike are walked once: arms fork where one of them first differs.
+"""Trajectories that begin alike are computed once: samplers fork at the first call in which they differ.
 
-How far two arms are the same their samplers say. One arm leads and walks for all; those that part from it go on from
-a copy of its state. So a family of CRS arms shares its warmup, and both final steps of a native path all but one call."""
+The samplers say how many calls they share. One of them runs for all; those that part from it continue from its state.
+So a family of CRS samplers shares its warmup, and two final steps of one native sampler share all calls but one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from limpet.experiments.units import Walk
-from limpet.generation import Counted, begin
-from limpet.samplers import Sampler
-from limpet.samplers.context import Context, State, stepped
+from limpet.experiments.units import SamplingUnit
+from limpet.generation import CountingDenoiser, Inputs, context_of, first_state, rollout
+from limpet.samplers import State
 
-PAPERS = ("committed", "visible")  # marks that every path has a count of, if only none
+PAPER_MASKS = ("committed", "visible")  # masks that every trajectory has a count of, if only zero
 
 
-class Trail(NamedTuple):
-    """How far one batch has come, and what its path has cost and shown."""
+class Branch(NamedTuple):
+    """One batch on its way: its state, and what its calls so far have cost and shown."""
 
-    ctx: Context
+    inputs: Inputs
     state: State
-    began: State  # its start
-    marks: Mapping[str, Tensor]  # (B,) positions marked, summed over the calls before the final step
-    calls: int = 0  # of the body
+    start: State  # the state before the first call
+    counts: Mapping[str, Tensor]  # (B,) positions in each mask, summed over the calls before the final step
+    calls: int = 0  # of the network
 
 
-def walk(
-    walks: Sequence[Walk], paths: Sequence[Context], recall: Callable[[str], Sequence[Tensor]]
-) -> Iterator[tuple[Walk, list[Trail]]]:
-    """Every walk with its finished trails, one a batch; replays come last, since `recall` needs what they replay."""
-    waiting: list[tuple[list[Walk], list[Trail]]] = [([*walks], [])]
+def sample_units(
+    model: CountingDenoiser,
+    units: Sequence[SamplingUnit],
+    batches: Sequence[tuple[Tensor, Inputs]],
+    recall: Callable[[str], Sequence[Tensor]],
+) -> Iterator[tuple[SamplingUnit, list[Branch]]]:
+    """Sample units that start from the same noise.
+
+    batches: for each batch its samples' numbers in the unit, and its inputs. recall: gives the memory of a finished
+    unit by its key, for replays. Yields every unit with its finished branches, one for each batch. Replays come last,
+    because they need what they replay."""
+    waiting: list[tuple[list[SamplingUnit], list[Branch]]] = [([*units], [])]
     while waiting:
-        waiting.sort(key=lambda part: all(one.source for one in part[0]))
-        together, trails = waiting.pop(0)
-        leader = min(together, key=lambda one: bool(one.source))
-        sampler, memory = leader.cell.sampler, recall(leader.source) if leader.source else None
-        starts = [begin(sampler, ctx, _rows(memory, ctx) if memory else None) for ctx in paths]
-        if trails and all(torch.equal(old.began.tokens, new.tokens) for old, new in zip(trails, starts, strict=True)):
-            trails = list(map(_fork, trails, starts))
-        else:  # the first, or a replay that begins elsewhere
-            nothing = [dict.fromkeys(PAPERS, ctx.no_positions.sum(-1)) for ctx in paths]
-            trails = list(map(Trail, paths, starts, starts, nothing))
-        for call in range(trails[0].state.call, sampler.nfe):
-            apart = [one for one in together if one is not leader and leader.shared(one) <= call]
+        waiting.sort(key=lambda part: all(unit.source for unit in part[0]))
+        together, branches = waiting.pop(0)
+        leader = min(together, key=lambda unit: bool(unit.source))
+        sampler = leader.cell.sampler
+        branches = _starting(model, leader, batches, branches, recall)
+        call = branches[0].state.call
+        while call < sampler.nfe:
+            shared = {id(unit): leader.shared_calls(unit) for unit in together if unit is not leader}
+            apart = [unit for unit in together if shared.get(id(unit), sampler.nfe) <= call]
             if apart:
-                waiting.append((apart, trails))
-                together = [one for one in together if one not in apart]
-            trails = [_advance(sampler, trail) for trail in trails]
-        for trail in trails:
-            trail.ctx.check_finite()
-        yield from ((one, trails) for one in together)
+                waiting.append((apart, branches))
+                together = [unit for unit in together if unit not in apart]
+            call = min((calls for calls in shared.values() if calls > call), default=sampler.nfe)
+            branches = [_continued(model, leader, branch, call) for branch in branches]
+        yield from ((unit, branches) for unit in together)
 
 
-def _rows(memory: Sequence[Tensor], ctx: Context) -> tuple[Tensor, ...]:
-    """The part of what was recorded that is of a path's samples."""
-    return tuple(part.to(ctx.fixed.device)[ctx.rng.samples] for part in memory)
+def _starting(
+    model: CountingDenoiser,
+    leader: SamplingUnit,
+    batches: Sequence[tuple[Tensor, Inputs]],
+    branches: Sequence[Branch],
+    recall: Callable[[str], Sequence[Tensor]],
+) -> list[Branch]:
+    """The branches that a sampler continues, or fresh ones if it starts elsewhere."""
+    memory = recall(leader.source) if leader.source else None
+    fresh = []
+    for rows, inputs in batches:
+        recorded = None if memory is None else tuple(part.to(model.device)[rows] for part in memory)
+        own = replace(inputs, replay=recorded)
+        context = context_of(model, own)
+        start = first_state(leader.cell.sampler, context, own)
+        fresh.append(Branch(own, start, start, dict.fromkeys(PAPER_MASKS, context.no_positions.sum(-1))))
+    pairs = list(zip(branches, fresh, strict=False))
+    if branches and all(torch.equal(old.start.tokens, new.start.tokens) for old, new in pairs):
+        return [_forked(old, new) for old, new in pairs]
+    return fresh
 
 
-def _fork(trail: Trail, start: State) -> Trail:
-    """The trail for another leader. One that began with other things to remember, or to replay, can share only calls
-    in which nothing was remembered yet: its memory is as at its own start."""
-    mine, theirs = start.memory, trail.began.memory
-    if type(mine) is type(theirs) and len(mine) == len(theirs) and all(map(torch.equal, mine, theirs)):
-        return trail
-    return trail._replace(state=trail.state._replace(memory=mine), began=start)
+def _forked(branch: Branch, fresh: Branch) -> Branch:
+    """A branch for another leader. If that starts with another memory, the shared calls have stored nothing yet, so
+    its memory is still the one that it starts with."""
+    own, others = fresh.start.memory, branch.start.memory
+    same = type(own) is type(others) and len(own) == len(others) and all(map(torch.equal, own, others))
+    state = branch.state if same else branch.state._replace(memory=own)
+    return branch._replace(inputs=fresh.inputs, state=state, start=branch.start if same else fresh.start)
 
 
-def _advance(sampler: Sampler, trail: Trail) -> Trail:
-    counted = trail.ctx.model
-    assert isinstance(counted, Counted)
-    before = counted.calls
-    state, info = stepped(sampler, trail.ctx, trail.state)
-    marks = dict(trail.marks)
-    for name, mask in info.marks.items():
-        if name == "committed":  # for ever: the last count is of the whole path
-            marks[name] = mask.sum(-1)
-        elif state.call < sampler.nfe:
-            marks[name] = marks.get(name, 0) + mask.sum(-1)
-    return trail._replace(state=state, calls=trail.calls + counted.calls - before, marks=marks)
+def _continued(model: CountingDenoiser, leader: SamplingUnit, branch: Branch, stop: int) -> Branch:
+    """A branch after more calls of its leader, up to call `stop`."""
+    sampler, before = leader.cell.sampler, model.calls
+    state, counts = branch.state, dict(branch.counts)
+    for step in rollout(model, sampler, branch.inputs, start=state, stop=stop):
+        state = step.state
+        for name, mask in step.masks.items():
+            if name == "committed":  # tokens stay committed: the last count is that of the whole trajectory
+                counts[name] = mask.sum(-1)
+            elif state.call < sampler.nfe:
+                counts[name] = counts.get(name, 0) + mask.sum(-1)
+    return branch._replace(state=state, calls=branch.calls + model.calls - before, counts=counts)

@@ -1,8 +1,8 @@
-"""A million samples: an order is cut into shards of rows, each a unit that any place can make and the store seals.
+"""Bulk sampling: a request is split into parts, each a unit that any executor computes and the store checks.
 
-shard-000000.jsonl           the rows, as `limpet sample` writes them, or the same as .parquet
-seals/shard-000000.json      what the rows were made of, and their digest; without it the shard does not exist
-plans/samples.json           the order"""
+part-000000.jsonl             the samples, as `limpet sample` writes them, or the same as .parquet
+checksums/part-000000.json    what the samples depend on, and their digest; without it the part does not exist
+plans/samples.json            the request"""
 
 from __future__ import annotations
 
@@ -15,40 +15,45 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from limpet.errors import LimpetError, extra
-from limpet.experiments.executors import Place
-from limpet.experiments.resources import Shelf, provenance
-from limpet.experiments.runner import Progress, Summary, work
-from limpet.experiments.store import Spot, Store, canonical, digest
-from limpet.experiments.units import RESULT_VERSION, Prefixes, Unit, sampler_facts
-from limpet.experiments.worker import Event, Job
-from limpet.generation import Samples, at_once, ids_of, reachable, sample, spelled
+from limpet.experiments.executors import Executor
+from limpet.experiments.model_cache import ModelCache, provenance
+from limpet.experiments.runner import RunProgress, RunSummary, run_groups
+from limpet.experiments.store import Store, UnitPaths, canonical_json, digest
+from limpet.experiments.units import RESULT_VERSION, PromptTokens, Unit, sampler_facts
+from limpet.experiments.worker import UnitEvent, WorkerConfig
+from limpet.generation import SEED, Samples, default_batch_size, fixed_ids, ids_of, sample
+from limpet.generation import _check_counts as check_counts
 from limpet.models import tokenizer_digest
 from limpet.samplers import Sampler
 
 PLAN = "samples"
-LAYOUT = 1  # of a row: raised whenever equal samples would be written otherwise
-SHARDS, LEAST, MOST = 64, 32, 1024  # shards that a small order is cut into, and samples that a shard has
+LAYOUT = 2  # of a row: raised whenever equal samples would be written otherwise
+PARTS, SMALLEST, LARGEST = 64, 32, 1024  # parts of a small request; samples in a part
 
 Format = Literal["jsonl", "parquet"]
 
 
+class OtherRequestError(LimpetError):
+    """The store holds the samples of another request."""
+
+
 @dataclass(frozen=True)
-class Order:
-    """What is asked for: samples of one model under one sampler and one seed, and how they are written."""
+class BulkRequest:
+    """Samples of one model under one sampler and one seed, and how they are written."""
 
     model: str
     sampler: Sampler
     n: int  # samples; of each prompt, if there are prompts
-    seed: int = 8200
-    length: int | None = None  # the model's own unless told
+    seed: int = SEED
+    length: int | None = None  # default: the model's
     prompts: tuple[str, ...] = ()
     fixed: Mapping[int, int | str | Sequence[int]] | None = None
     format: Format = "jsonl"
-    per_shard: int | None = None  # samples; by their number unless told
-    batch_size: int | None = None  # decides no sample, only a network's last bits
+    part_size: int | None = None  # samples in a part; default: by the number of samples
+    batch_size: int | None = None  # changes no sample, but perhaps the last bits of a network's output
 
     def __post_init__(self) -> None:
-        for name in ("n", "per_shard", "batch_size"):
+        for name in ("n", "part_size", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LimpetError(f"{name} is {value}; it takes one or more")
         if self.format not in WRITERS:
@@ -56,223 +61,262 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Draw(Unit):
-    """The samples of one shard."""
+class BulkPart(Unit):
+    """The samples of one part."""
 
-    order: Order  # without its prompts
+    request: BulkRequest  # without its prompts
     number: int
     first: int
     n: int
-    prefixes: Prefixes | None  # of each of its samples
+    prompts: PromptTokens | None  # of each of its samples
 
     @property
     def name(self) -> str:
-        return f"shard {self.number}"
+        return f"part {self.number}"
 
     @property
-    def at(self) -> Spot:
-        return spot(self.number, self.order.format)
+    def paths(self) -> UnitPaths:
+        return part_paths(self.number, self.request.format)
 
-    def made(self, shelf: Shelf) -> tuple[bytes, dict[str, Any]]:
-        """Batch by batch; the rows of one are written out while the next is sampled."""
-        model, order, writer = shelf.model(self.order.model), self.order, WRITERS[self.order.format]
-        size = order.batch_size or at_once(model.device, order.length or model.length)
+    def compute(self, models: ModelCache) -> tuple[bytes, dict[str, Any]]:
+        """Batch by batch; one batch is written out while the next is sampled."""
+        request, model, writer = self.request, models.model(self.request.model), WRITERS[self.request.format]
+        size = request.batch_size or default_batch_size(model.device, request.length or model.length)
         with ThreadPoolExecutor(1) as pool:
-            parts = [
-                pool.submit(
-                    writer.part,
-                    sample(
-                        model, order.sampler, min(size, self.n - start), order.seed, order.length,
-                        None if self.prefixes is None else self.prefixes[start : start + size], order.fixed,
-                        first=self.first + start,
-                    ),
+            written = []
+            for start in range(0, self.n, size):
+                samples = sample(
+                    model,
+                    request.sampler,
+                    min(size, self.n - start),
+                    request.seed,
+                    request.length,
+                    None if self.prompts is None else self.prompts[start : start + size],
+                    request.fixed,
+                    first=self.first + start,
                 )
-                for start in range(0, self.n, size)
-            ]  # fmt: skip
-            return writer.whole([part.result() for part in parts]), {"provenance": [provenance(model)]}
+                written.append(pool.submit(writer.batch, samples))
+            return writer.join([batch.result() for batch in written]), {"provenance": [provenance(model)]}
 
 
-def spot(number: int, format: str) -> Spot:
-    return Spot(f"shard-{number:06}.{format}", f"seals/shard-{number:06}.json")
+def part_paths(number: int, format: str) -> UnitPaths:
+    """The files of a part."""
+    return UnitPaths(f"part-{number:06}.{format}", f"checksums/part-{number:06}.json")
 
 
-# How rows are written
+# How samples are written
 
 
 class Writer(NamedTuple):
-    """Samples of one batch, in whatever form, and the file of all."""
+    """How the samples of one batch are written, and how batches are joined to a file."""
 
-    part: Callable[[Samples], Any]
-    whole: Callable[[list[Any]], bytes]
+    batch: Callable[[Samples], Any]
+    join: Callable[[list[Any]], bytes]
 
 
 def json_lines(samples: Samples) -> bytes:
+    """JSON lines, one for each sample."""
     return samples.lines().encode()
 
 
 def _table(samples: Samples) -> Any:
     arrow = extra("pyarrow", "parquet")
-    text, whole = arrow.string(), arrow.int32()
-    kinds = {
-        "text": text, "tokens": arrow.list_(whole), "seed": arrow.uint64(), "sample": arrow.int64(), "model": text,
-        "digest": text, "precision": text, "tokenizer": text, "nfe": whole, "committed": whole, "prefix": whole,
-        "prefix_text": text, "fixed": arrow.list_(arrow.list_(whole)), "sampler": text,
-    }  # fmt: skip
-    rows = [{**row, "sampler": json.dumps(row["sampler"])} for row in samples.rows()]
-    return arrow.Table.from_pylist(rows, schema=arrow.schema(kinds))
+    text, number = arrow.string(), arrow.int32()
+    columns = {
+        "text": text,
+        "tokens": arrow.list_(number),
+        "seed": arrow.uint64(),
+        "sample": arrow.int64(),
+        "model": text,
+        "digest": text,
+        "precision": text,
+        "tokenizer": text,
+        "nfe": number,
+        "committed": number,
+        "prompt_length": number,
+        "prompt": text,
+        "fixed": arrow.list_(arrow.list_(number)),
+        "sampler": text,
+    }
+    rows = [one.to_dict() for one in samples]
+    rows = [{**row, "sampler": json.dumps(row["sampler"])} for row in rows]
+    return arrow.Table.from_pylist(rows, schema=arrow.schema(columns))
 
 
 def _parquet(tables: list[Any]) -> bytes:
-    """One group of rows, whatever the batches were."""
+    """One row group, whatever the batches were."""
     arrow, file = extra("pyarrow", "parquet"), io.BytesIO()
-    whole = arrow.concat_tables(tables).combine_chunks()
-    extra("pyarrow.parquet", "parquet").write_table(whole, file, compression="zstd", row_group_size=len(whole))
+    table = arrow.concat_tables(tables).combine_chunks()
+    extra("pyarrow.parquet", "parquet").write_table(table, file, compression="zstd", row_group_size=len(table))
     return file.getvalue()
 
 
 WRITERS = {"jsonl": Writer(json_lines, b"".join), "parquet": Writer(_table, _parquet)}
 
 
-# From an order to shards
+# From a request to parts
 
 
-def resolve(order: Order, store: Store, shelf: Shelf) -> tuple[list[Draw], dict[str, Any]]:
-    """The shards of an order and what the store remembers of it; or why it cannot be, or not in this store."""
-    if order.format == "parquet":
+def resolve(request: BulkRequest, store: Store, models: ModelCache) -> tuple[list[BulkPart], dict[str, Any]]:
+    """The parts of a request, and the plan that the store keeps of it. Raises if the request is impossible, or if the
+    store holds the samples of another one."""
+    if request.format == "parquet":
         extra("pyarrow.parquet", "parquet")
-    model = shelf.model(order.model)
-    length = order.length or model.length
-    fixed = spelled(model, (order.fixed or {}).items(), length)
-    prompts = tuple(tuple(ids_of(model, prompt, "prompts")) for prompt in order.prompts)
+    model = models.model(request.model)
+    length = request.length or model.length
+    fixed = fixed_ids(model, (request.fixed or {}).items(), length)
+    prompts = tuple(tuple(ids_of(model, prompt, "prompts")) for prompt in request.prompts)
     for i, ids in enumerate(prompts):
+        which = f"prompt {i + 1} of {len(prompts)}"
         if len(ids) > length:
-            which = f"prompt {i + 1} of {len(prompts)} has {len(ids)} tokens"
-            raise LimpetError(f"{which}, the sequence {length}: shorten it or raise length")
-        if torn := [at for at, token in enumerate(ids) if fixed.get(at, token) != token]:
-            raise LimpetError(f"prompt {i + 1} of {len(prompts)} and what is fixed differ at position {torn[0]}")
-    total = order.n * max(1, len(prompts))
-    reachable(total, order.seed, 0, order.batch_size)
+            raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
+        if clashes := [position for position, token in enumerate(ids) if fixed.get(position, token) != token]:
+            raise LimpetError(f"{which} and what is fixed differ at position {clashes[0]}")
+    total = request.n * max(1, len(prompts))
+    check_counts(total, request.seed, 0, request.batch_size)
     facts = {
-        "exact": RESULT_VERSION,
+        "result_version": RESULT_VERSION,
         "layout": LAYOUT,
         "name": model.name,
         "model": model.digest,
         "precision": model.precision,
         "tokenizer": tokenizer_digest(model.tokenizer),
-        **sampler_facts(order.sampler),
-        "seed": order.seed,
+        **sampler_facts(request.sampler),
+        "seed": request.seed,
         "length": length,
-        "given": digest(canonical([sorted(fixed.items()), order.n if len(prompts) > 1 else None, prompts])),
-        "format": order.format,
+        "prompts": digest(canonical_json([sorted(fixed.items()), request.n if len(prompts) > 1 else None, prompts])),
+        "format": request.format,
     }
-    size = _size(order, total, facts, store)
-    order = replace(order, length=length, prompts=(), fixed=fixed)
-    draws = [
-        _draw(order, facts, number, first, min(size, total - first), prompts)
-        for number, first in enumerate(range(0, total, size))
-    ]
-    keys = [draw.key for draw in draws]
-    document = {"samples": total, "per_shard": size, "facts": facts, "shards": [*range(len(draws))]}
-    return draws, {**document, "cells": [{"name": PLAN, "keys": keys}]}
+    size = _part_size(request, total, facts, store)
+    request = replace(request, length=length, prompts=(), fixed=fixed)
+    parts = []
+    for number, first in enumerate(range(0, total, size)):
+        n = min(size, total - first)
+        own = tuple(prompts[i // request.n] for i in range(first, first + n)) if prompts else None
+        cost = request.sampler.nfe * n * length
+        parts.append(BulkPart({**facts, "first": first, "n": n}, cost, request, number, first, n, own))
+    cells = [{"name": PLAN, "keys": [part.key for part in parts]}]
+    return parts, {"samples": total, "part_size": size, "facts": facts, "seeds": [*range(len(parts))], "cells": cells}
 
 
-def _draw(order: Order, facts: dict[str, Any], number: int, first: int, n: int, prompts: Prefixes) -> Draw:
-    prefixes = tuple(prompts[i // order.n] for i in range(first, first + n)) if prompts else None
-    cost = order.sampler.nfe * n * facts["length"]
-    return Draw({**facts, "first": first, "n": n}, cost, order, number, first, n, prefixes)
-
-
-def _size(order: Order, total: int, facts: dict[str, Any], store: Store) -> int:
-    """Samples in a shard: as the store has them already, if it was begun, and it must have been by the same order."""
-    begun = _begun(store)
-    if begun is None:
-        return order.per_shard or min(MOST, max(LEAST, 1 << max(1, total // SHARDS).bit_length() - 1))
-    size = int(begun["per_shard"])
-    params = begun["facts"].get("sampler") or {}
-    pairs = {name: (params.get(name), value) for name, value in facts["sampler"].items()}
-    pairs |= {name: (begun["facts"].get(name), value) for name, value in facts.items() if name != "sampler"}
-    pairs["per_shard"] = size, order.per_shard or size
-    pairs["n"] = begun["samples"], min(total, begun["samples"])  # more may be asked for
-    for name, (held, asked) in pairs.items():
-        if held != asked:
-            what = "other prompts or fixed words" if name == "given" else f"{name} {held!r}, and not {asked!r}"
-            raise LimpetError(f"{store.path} was begun with {what}: ask for the same, or name another folder")
+def _part_size(request: BulkRequest, total: int, facts: dict[str, Any], store: Store) -> int:
+    """Samples in a part. If the store was begun, it must have been by the same request, and its part size stays."""
+    plan = _read_plan(store)
+    if plan is None:
+        return request.part_size or min(LARGEST, max(SMALLEST, 1 << max(1, total // PARTS).bit_length() - 1))
+    size = int(plan["part_size"])
+    stored_parameters = plan["facts"].get("sampler") or {}
+    pairs = {name: (stored_parameters.get(name), value) for name, value in facts["sampler"].items()}
+    pairs |= {name: (plan["facts"].get(name), value) for name, value in facts.items() if name != "sampler"}
+    pairs["part_size"] = size, request.part_size or size
+    pairs["n"] = plan["samples"], min(total, plan["samples"])  # more samples may be asked for
+    for name, (stored, wanted) in pairs.items():
+        if stored != wanted:
+            what = "other prompts or fixed words" if name == "prompts" else f"{name} {stored!r}, and not {wanted!r}"
+            raise OtherRequestError(
+                f"{store.path} holds the samples of another request, with {what}: ask for the same, name another "
+                "folder, or replace them with --force"
+            )
     return size
 
 
-def _begun(store: Store) -> dict[str, Any] | None:
-    """The order that a store was begun with, if any."""
+def _read_plan(store: Store) -> dict[str, Any] | None:
+    """The plan of the request whose samples a store holds, if there is one."""
     try:
         plan = store.read_plan(PLAN)
     except LimpetError:
         return None
-    counts, facts = [plan.get(name) for name in ("samples", "per_shard")], plan.get("facts")
-    whole = all(type(count) is int and count > 0 for count in counts) and len(plan["cells"]) == 1
-    return plan if whole and isinstance(facts, dict) and facts.get("format") in WRITERS else None
+    counts, facts = [plan.get(name) for name in ("samples", "part_size")], plan.get("facts")
+    is_whole = all(type(count) is int and count > 0 for count in counts) and len(plan["cells"]) == 1
+    return plan if is_whole and isinstance(facts, dict) and facts.get("format") in WRITERS else None
 
 
 # The work
 
 
-class Pace(NamedTuple):
-    """How far an order is: told before the first shard and after each."""
+class BulkProgress(NamedTuple):
+    """How far a request is: reported before the first part and after each."""
 
-    event: Event | None
-    done: int  # samples, with those found done
+    event: UnitEvent | None
+    done: int  # samples, with those that were there before
     total: int
-    rate: float  # samples a second in this run, whoever made them
-    left: float | None  # seconds, once it can be told
+    rate: float  # samples per second in this run, whichever runner computed them
+    seconds_left: float | None  # None before the first part
 
 
-def make(
-    order: Order,
+def generate(
+    request: BulkRequest,
     store: Store,
-    place: Place,
-    shelf: Shelf,
+    executor: Executor,
+    models: ModelCache,
     *,
     threads: int | None = None,
-    tell: Callable[[Pace], None] = lambda pace: None,
-) -> Summary:
-    """Make every shard that is not in the store. A larger n goes on where a smaller one ended."""
-    store.sweep()
-    before = _begun(store)
-    draws, document = resolve(order, store, shelf)
-    store.write_plan(PLAN, document)
-    job = Job(store.path, (), (), shelf.precision, None, threads, shelf.which)
-    summary = work([[draw] for draw in draws], store, place, job, _paced(document, tell))
-    if before is not None and before["samples"] < document["samples"]:  # its last shard has grown, and is not damaged
-        summary.damaged.pop(f"shard {(before['samples'] - 1) // before['per_shard']}", None)
+    force: bool = False,
+    on_progress: Callable[[BulkProgress], None] = lambda progress: None,
+) -> RunSummary:
+    """Compute every part that is not in the store. A larger n continues where a smaller one ended.
+
+    executor: where parts are computed. models: loads the model. threads: of torch in each worker on the CPU.
+    force: remove the samples of another request that the store holds. on_progress: called before the first part and
+    after each."""
+    store.remove_partial_files()
+    before = _read_plan(store)
+    try:
+        parts, plan = resolve(request, store, models)
+    except OtherRequestError:
+        if before is None or not force:
+            raise
+        _remove(store, before)
+        before = None
+        parts, plan = resolve(request, store, models)
+    store.write_plan(PLAN, plan)
+    config = WorkerConfig(store.path, (), (), models.precision, None, threads, models.load_options)
+    summary = run_groups([[part] for part in parts], store, executor, config, _counting_samples(plan, on_progress))
+    if before is not None and before["samples"] < plan["samples"]:  # its last part has grown, and is not damaged
+        summary.damaged.pop(f"part {(before['samples'] - 1) // before['part_size']}", None)
     return summary
 
 
-def _paced(document: dict[str, Any], tell: Callable[[Pace], None]) -> Callable[[Progress], None]:
-    """From shards to samples. Only the last shard has fewer, so that few may be counted too early."""
-    begun, found, total = 0.0, 0, document["samples"]
+def _remove(store: Store, plan: Mapping[str, Any]) -> None:
+    """Remove every part of a plan, and the plan."""
+    store.remove(f"plans/{PLAN}.json")
+    for number in range(len(plan["cells"][0]["keys"])):
+        for path in reversed(part_paths(number, plan["facts"]["format"])):
+            store.remove(path)
 
-    def told(now: Progress) -> None:
+
+def _counting_samples(
+    plan: dict[str, Any], on_progress: Callable[[BulkProgress], None]
+) -> Callable[[RunProgress], None]:
+    """Report samples instead of parts. The last part has fewer, so the count may run ahead by less than one part."""
+    begun, found, total = 0.0, 0, plan["samples"]
+
+    def report(now: RunProgress) -> None:
         nonlocal begun, found
-        done = min(total, now.done * document["per_shard"])
+        done = min(total, now.done * plan["part_size"])
         if now.event is None:
             begun, found = time.monotonic(), done
-        tell(Pace(now.event, done, total, (done - found) / max(1e-9, time.monotonic() - begun), now.left))
+        rate = (done - found) / max(1e-9, time.monotonic() - begun)
+        on_progress(BulkProgress(now.event, done, total, rate, now.seconds_left))
 
-    return told
+    return report
 
 
-class Checked(NamedTuple):
-    """A shard that was read: how many samples it should have, and what is wrong with it, if anything."""
+class PartCheck(NamedTuple):
+    """A part that was read: how many samples it should have, and what is wrong with it ("" if nothing is)."""
 
     name: str
     samples: int
-    wrong: str
+    damage: str
 
 
-def verify(store: Store) -> Iterator[Checked]:
-    """Read every shard of a store whole, against its seal and the order: no model is needed."""
-    plan = _begun(store)
+def verify(store: Store) -> Iterator[PartCheck]:
+    """Read every part of a store and check it against its checksum and the request. No model is needed."""
+    plan = _read_plan(store)
     if plan is None:
-        raise LimpetError(f"{store.path} holds no samples in shards: name a folder that `limpet sample --out` wrote")
+        raise LimpetError(f"{store.path} holds no parts of samples: name a folder that `limpet bulk` wrote")
     for number, key in enumerate(plan["cells"][0]["keys"]):
-        at, first = spot(number, plan["facts"]["format"]), number * plan["per_shard"]
-        found, damage = store.look(key, at)
-        yield Checked(at.data, min(plan["per_shard"], plan["samples"] - first), damage or ("" if found else "missing"))
+        paths, first = part_paths(number, plan["facts"]["format"]), number * plan["part_size"]
+        found, damage = store.inspect(key, paths)
+        n = min(plan["part_size"], plan["samples"] - first)
+        yield PartCheck(paths.data, n, damage or ("" if found else "missing"))

@@ -1,5 +1,4 @@
-"""A report: one self-contained page, and beside it every table, figure and number as a file of its own; and an index
-over several, with every claim of the paper."""
+"""Reports: one self-contained page with its tables, figures and numbers as files beside it, and an index of several."""
 
 from __future__ import annotations
 
@@ -18,134 +17,110 @@ from urllib.parse import quote
 
 import numpy as np
 
-from limpet import style as looks
+from limpet import style
 from limpet.errors import LimpetError
 from limpet.evaluation.statistics import numbers
-from limpet.experiments import figures, render, units
+from limpet.experiments import figures, render
 from limpet.experiments.claims import FEW, LEVEL, Claim, PaperVerdict, Verdict
-from limpet.experiments.contents import PAPER, Dot, Entry, Page, Scatter, Table, alone, signed
+from limpet.experiments.report_content import (
+    PAPER,
+    Entry,
+    Point,
+    ReportContent,
+    ScatterPlot,
+    Table,
+    format_signed,
+    without_paper,
+)
 from limpet.experiments.results import Results
 from limpet.experiments.study import Study
 from limpet.files import write_whole
 from limpet.html import for_script, hashed
 
+FORMAT = 2  # of report.json
 HERE = Path(__file__).parent
 BACK = "<a href=../index.html>All reports</a>"
 TITLE = "Claims of the paper"
-HEAD = ("Where", "Claim", "Paper", "The rule on the paper's numbers", "Here", "The rule here")
+CLAIM_COLUMNS = ("Where", "Claim", "Paper", "Verdict on the paper's numbers", "Here", "Verdict here")
 OWN_RULE = (
-    f"A finding holds when its one-sided {LEVEL:.0%} bound (Student's t over shards) is on the wanted side, and fails "
-    "when the bound from the other side is on the wrong one; a claim is supported when all its findings hold, and not "
-    "when one fails."
+    f"A finding holds when its one-sided {LEVEL:.0%} bound (Student's t over seeds) meets the criterion. It fails when "
+    "the bound from the other side does not. A claim is supported when all its findings hold, and not supported when "
+    "one fails."
 )
 RULE = (
-    f"{OWN_RULE} The paper's numbers are judged by the same rule with the errors that it prints, by their sign "
-    "where it prints none, and stand as words where there is no number."
+    f"{OWN_RULE} The paper's numbers are judged by the same rule with the errors that it prints, and by their sign "
+    "where it prints none. Where it prints no number, the criterion stands in words."
 )
 UNITS = (
-    "Numbers are differences, in nats per token where the claim is about likelihood; a range where there are more than "
-    f"{FEW} of them, with the largest error, and the side alone where the paper prints none."
+    "Numbers are differences, in nats per token where the claim is about likelihood. More than "
+    f"{FEW} numbers are given as a range with the largest error. The criterion alone is given where the paper prints "
+    "no number."
 )
-BRACKETS = "In brackets: the paper's values, of its own models at its own sizes."
+BRACKETS = "The paper's values are in brackets. They are of its own models at its own sizes."
 
 
-def shown(results: Results) -> Page:
-    """What a report shows: of toys, nothing of the paper."""
-    page = results.study.show(results)
-    return alone(page) if results.study.toy else page
+# One report
 
 
-def write(
-    results: Results, folder: Path, among: bool = False, tell: Callable[[str], None] = lambda remark: None
+def content_of(results: Results) -> ReportContent:
+    """The content of a study's report; a toy study is not compared with the paper."""
+    content = results.study.build_report(results)
+    return without_paper(content) if results.study.is_toy else content
+
+
+def write_report(
+    results: Results, folder: Path, in_index: bool = False, warn: Callable[[str], None] = lambda sentence: None
 ) -> Path:
-    """Write a study's report into a folder of its own, alone or among others with an index; returns the page. Without
-    matplotlib it has no figures, which is told."""
-    results = kept(results)
-    page = shown(results)
+    """Write a study's report into a folder of its own and return the path of its page.
+
+    in_index: whether an index page stands in the folder above. warn: is told that there are no figures where
+    matplotlib is not installed."""
+    results = rounded(results)
+    content = content_of(results)
     try:
-        drawn = {figure.name: figures.draw(figure) for figure in page.figures}
+        drawings = {figure.name: figures.draw(figure) for figure in content.figures}
     except LimpetError as error:
-        tell(f"{results.study.name} has tables alone: {error}")
-        drawn, page = {}, replace(page, figures=())
-    text = markdown(results, page)
-    every = json.dumps(to_dict(results, page), ensure_ascii=False, separators=(",", ":"))
-    files = {"report.md": text.encode(), "report.json": f"{every}\n".encode()}
-    for table in page.tables:
+        warn(f"the report of {results.study.name} has no figures: {error}")
+        drawings, content = {}, replace(content, figures=())
+    text = markdown(results, content)
+    values = json.dumps(to_dict(results, content), ensure_ascii=False, separators=(",", ":"))
+    files = {"report.md": text.encode(), "report.json": f"{values}\n".encode()}
+    for table in content.tables:
         files |= {f"tables/{table.name}.{kind}": make(table).encode() for kind, make in render.FORMATS.items()}
-    for name, kinds in drawn.items():
+    for name, kinds in drawings.items():
         files |= {f"figures/{name}.{kind}": data for kind, data in kinds.items()}
-    files["index.html"] = document(results.study.title, text, files, page.scatters, BACK if among else "")
+    files["index.html"] = document(results.study.title, text, files, content.scatters, BACK if in_index else "")
     write_files(files, folder)
     return folder / "index.html"
 
 
-def document(
-    title: str, text: str, drawn: Mapping[str, bytes] = {}, scatters: Sequence[Scatter] = (), back: str = ""
-) -> bytes:
-    """Our Markdown as one page that needs nothing else, with its contents and a way back; only scatters need a
-    script."""
-    head = "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
-    head += f"<title>{escape(title)}</title>"
-    body, links = render.contents(render.terse(render.marked(render.html(text, drawn))))
-    body = f"<nav aria-label=Contents><a href=#top>Top</a>{back}{links}</nav><main id=top>{body}</main>"
-    style = looks.sheet() + asset("report.css")
-    if scatters:
-        style, script = style + asset("scatter.css"), asset("scatter.js")
-        # Tables and figures have styles of their own inline; nothing but this script runs, and nothing is fetched.
-        policy = f"default-src 'none'; script-src {hashed(script)}; style-src 'unsafe-inline'; form-action 'none'"
-        head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
-        body += f"<script type=application/json id=scatters>{for_script(packed(scatters))}</script>"
-        body += f"<script>{script}</script>"
-    return f"<!doctype html><html lang=en>{head}<style>\n{style}</style><body>{body}</body></html>\n".encode()
+def read_report(study: Study, folder: Path) -> Results:
+    """The results in a written report: its numbers from report.json, its texts from the page."""
+    try:
+        found = Results.from_dict(study, load_numbers(folder))
+        page = folder / "index.html"
+        return replace(found, texts=texts_of(page.read_text(encoding="utf-8"))) if study.texts_per_cell else found
+    except (OSError, lzma.LZMAError, ValueError, KeyError) as error:
+        if isinstance(error, LimpetError):
+            raise
+        raise LimpetError(f"{folder} holds no report of {study.full_name} ({error!r})") from error
 
 
-def asset(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
-
-
-# Scatters: what a page's script is given
-
-
-def packed(scatters: Sequence[Scatter]) -> dict[str, Any]:
-    """Scatters as a page holds them: numbers rounded, every arm named once, and deflated together each dot's cell and
-    texts, in the order of the dots."""
-    texts = [[dot.cell, *dot.texts] for one in scatters for dots in one.panels.values() for dot in dots]
-    small = zlib.compress(json.dumps(texts, separators=(",", ":")).encode(), 9)
-    return {"scatters": list(map(_packed, scatters)), "texts": base64.b64encode(small).decode()}
-
-
-def _packed(scatter: Scatter) -> dict[str, Any]:
-    arms = dict.fromkeys((dot.arm, dot.family) for dots in scatter.panels.values() for dot in dots)
-    index = {arm: i for i, arm in enumerate(arms)}
-
-    def row(dot: Dot) -> list[Any]:
-        rounded = numbers([round(value, 4) for one in (dot.x, dot.y) for value in (one.mean, one.se)])
-        return [index[dot.arm, dot.family], *rounded]
-
-    return {
-        "name": scatter.name,
-        "caption": scatter.caption,
-        "x": scatter.x,
-        "y": scatter.y,
-        "joined": scatter.joined,
-        "arms": list(arms),
-        "colours": looks.coloured(list(dict.fromkeys(family for _, family in arms))),
-        "panels": [{"title": title, "dots": list(map(row, dots))} for title, dots in scatter.panels.items()],
-    }
-
-
-def texts_of(page: str) -> dict[str, list[str]]:
-    """The texts that a written page holds, by cell."""
-    found = re.search("<script type=application/json id=scatters>(.*?)</script>", page)
-    small = base64.b64decode(json.loads(found[1])["texts"]) if found else b""
-    return {cell: texts for cell, *texts in (json.loads(zlib.decompress(small)) if small else ()) if texts}
-
-
-# Files
+def load_numbers(folder: Path) -> dict[str, Any]:
+    """Every number of a written report, from report.json or the same file compressed (.xz)."""
+    compressed = folder / "report.json.xz"
+    raw = lzma.decompress(compressed.read_bytes()) if compressed.exists() else (folder / "report.json").read_bytes()
+    values = dict(json.loads(raw))
+    if values.get("format") != FORMAT:
+        raise LimpetError(
+            f"the report in {folder} has format {values.get('format', 1)}, and this version of limpet reads format "
+            f"{FORMAT}: run the study again"
+        )
+    return values
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
-    """Files by their paths in a folder, which is made even if there are none."""
+    """Write files by their paths in a folder, which is created even if there are none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
@@ -157,179 +132,249 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         ) from error
 
 
-def kept(results: Results) -> Results:
-    """Results as a report keeps them: to the digits of its study. All of a report is made from these, so that it can be
-    made anew from report.json."""
-    cells = {
-        cell: {name: replace(one, values=np.array(short(one.values.tolist(), results.study.digits), dtype=np.float64))
-               for name, one in measures.items()}
-        for cell, measures in results.cells.items()
-    }  # fmt: skip
-    return replace(results, cells=cells)
+# Numbers
 
 
-def short(value: Any, digits: int | None) -> Any:
-    """A number to so many significant digits, a whole one without a point; and so within whatever holds numbers."""
+def rounded(results: Results) -> Results:
+    """Results to the study's digits. All of a report is built from these, so report.json is enough to build it again."""
+    digits = results.study.digits
+
+    def short(measures: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: replace(one, values=np.array(round_numbers(one.values.tolist(), digits), dtype=np.float64))
+            for name, one in measures.items()
+        }
+
+    return replace(results, cells={cell: short(measures) for cell, measures in results.cells.items()})
+
+
+def round_numbers(value: Any, digits: int | None) -> Any:
+    """Numbers to so many significant digits, whole ones without a point, also inside lists and dictionaries."""
     if isinstance(value, dict):
-        return {key: short(one, digits) for key, one in value.items()}
+        return {key: round_numbers(one, digits) for key, one in value.items()}
     if isinstance(value, list):
-        return [short(one, digits) for one in value]
+        return [round_numbers(one, digits) for one in value]
     if digits is None or not isinstance(value, float) or not math.isfinite(value):
         return value
     value = float(f"{value:.{digits}g}")
     return int(value) if value.is_integer() else value
 
 
-def to_dict(results: Results, page: Page) -> dict[str, Any]:
-    """Every number of a report; `Results.from_dict` takes it back."""
-    study, every = results.study, results.to_dict()
+def to_dict(results: Results, content: ReportContent) -> dict[str, Any]:
+    """Every number of a report. `Results.from_dict` reads it."""
+    study, values = results.study, results.to_dict()
     return {
+        "format": FORMAT,
         "study": study.name,
         "title": study.title,
         "preset": study.preset,
-        "provenance": every.pop("provenance"),
-        "claims": short([claim.to_dict() for claim in page.claims], study.digits),
-        "contrasts": [{"name": c.name, **c.estimate.to_dict(), "paper": c.paper} for c in page.contrasts],
-        **every,
-        "cells": short(every["cells"], study.digits),
+        "provenance": values["provenance"],
+        "claims": round_numbers([claim.to_dict() for claim in content.claims], study.digits),
+        "contrasts": [{"name": c.name, **c.estimate.to_dict(), "paper": c.paper} for c in content.contrasts],
+        "cells": round_numbers(values["cells"], study.digits),
+        "rows": values["rows"],
     }
 
 
-def stored(folder: Path) -> dict[str, Any]:
-    """Every number of a report that was written: report.json, or that compressed."""
-    small = folder / "report.json.xz"
-    document = lzma.decompress(small.read_bytes()) if small.exists() else (folder / "report.json").read_bytes()
-    return dict(json.loads(document))
+# The text
 
 
-def read(study: Study, folder: Path) -> Results:
-    """The results of a report that was written: its numbers from report.json, its texts from the page."""
-    try:
-        found = Results.from_dict(study, stored(folder))
-        page = folder / "index.html"
-        return replace(found, texts=texts_of(page.read_text(encoding="utf-8"))) if study.shown else found
-    except (OSError, lzma.LZMAError, ValueError, KeyError) as error:
-        raise LimpetError(f"{folder} holds no report of {units.name(study)} ({error!r})") from error
-
-
-def markdown(results: Results, page: Page) -> str:
-    lines = [f"# {render.plain(results.study.title)}", "", render.plain(_summary(results)), ""]
-    drawn = {figure.name: f"![{render.plain(figure.caption)}](figures/{figure.name}.svg)" for figure in page.figures}
-    for scatter in page.scatters:  # first, at the place that its script looks for
-        still = drawn.pop(scatter.name, render.plain(scatter.caption))
+def markdown(results: Results, content: ReportContent) -> str:
+    """The text of a report."""
+    lines = [f"# {render.escape_markdown(results.study.title)}", "", render.escape_markdown(_summary(results)), ""]
+    images = {
+        figure.name: f"![{render.escape_markdown(figure.caption)}](figures/{figure.name}.svg)"
+        for figure in content.figures
+    }
+    for scatter in content.scatters:  # first, at the anchor that the page's script looks for
+        still = images.pop(scatter.name, render.escape_markdown(scatter.caption))
         lines += [f'<a id="scatter-{scatter.name}"></a>{still}', ""]
-    paper = any(finding.paper for claim in page.claims for finding in claim.findings)  # or they are limpet's own
-    if page.claims:
-        lines += [f"## {TITLE}", "", RULE, ""] if paper else ["## Claims", "", OWN_RULE, ""]
-        for i, claim in enumerate(page.claims):
-            anchor = f'<a id="claim-{i}"></a>'
-            said = f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}."
-            printed = any(finding.paper for finding in claim.findings)
-            lines += [f"{said} The rule on the paper's numbers: {claim.paper_verdict}." if printed else said, ""]
-            lines += [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
-            lines += [render.markdown(findings(claim, paper))]
-        lines += ["## Tables and figures", "", *([BRACKETS, ""] if paper else [])]
-    lines += [render.markdown(one) for one in page.tables]
-    lines += [f"{image}\n" for image in drawn.values()]
-    if page.contrasts:
-        rows = tuple((Entry(c.name), Entry(signed(c.estimate, 4)), Entry(c.paper)) for c in page.contrasts)
-        table = Table("contrasts", "", ("contrast, paired by shard", "here", PAPER), (rows,))
-        (table,) = alone(Page((table,))).tables if results.study.toy else (table,)
+    has_paper = any(finding.paper for claim in content.claims for finding in claim.findings)
+    if content.claims:
+        lines += [f"## {TITLE}", "", RULE, ""] if has_paper else ["## Claims", "", OWN_RULE, ""]
+        for i, claim in enumerate(content.claims):
+            lines += _claim_lines(i, claim, has_paper)
+        lines += ["## Tables and figures", "", *([BRACKETS, ""] if has_paper else [])]
+    lines += [render.markdown(one) for one in content.tables]
+    lines += [f"{image}\n" for image in images.values()]
+    if content.contrasts:
+        rows = tuple((Entry(c.name), Entry(format_signed(c.estimate, 4)), Entry(c.paper)) for c in content.contrasts)
+        table = Table("contrasts", "", ("contrast, paired by seed", "here", PAPER), (rows,))
+        if results.study.is_toy:
+            (table,) = without_paper(ReportContent((table,))).tables
         lines += [render.markdown(table)]
-    made = json.dumps(results.provenance, indent=1, ensure_ascii=False)
-    return "\n".join([*lines, "## Provenance", "", "```json", made, "```", ""])
+    provenance = json.dumps(results.provenance, indent=1, ensure_ascii=False)
+    return "\n".join([*lines, "## Provenance", "", "```json", provenance, "```", ""])
 
 
 def _summary(results: Results) -> str:
-    study, made = results.study, results.provenance
-    models = ", ".join(f"{name} ({digest[:12]})" for name, digest in made["models"].items())
-    counts = " or ".join(map(str, made["samples in a shard"]))
-    samples = f" of {counts} samples; judged by {', '.join(results.judges)}" if counts else ""
+    study, about = results.study, results.provenance
+    models = ", ".join(f"{name} ({digest[:12]})" for name, digest in about["models"].items())
+    counts = " or ".join(map(str, about["samples per seed"]))
+    samples = f" x {counts} samples, judged by {', '.join(results.judges)}" if counts else ""
+    preset = f", preset {study.preset}" if study.preset else ""
     cells = len(results.cells) + len(results.probes)
     return (
-        f"Study {study.name}{f', preset {study.preset}' if study.preset else ''}: {cells} cells on "
-        f"{models}; {len(study.shards)} shards{samples}. Mean ± standard error over shards."
+        f"Study {study.name}{preset}: {cells} cells on {models}; {len(study.seeds)} seeds{samples}. "
+        "Mean ± standard error over seeds."
     )
 
 
-def findings(claim: Claim, paper: bool = True) -> Table:
-    """What a claim rests on, a line each, beside the paper's where it is the paper's claim."""
-    head = ("finding", "wanted", "here", "outcome", *(("paper", "by the same rule") if paper else ()))
-    rows = tuple(
-        tuple(map(Entry, (f.name, f.wanted, f.here, f.outcome, "" if f.paper is None else f.there, f.paper_outcome)))
-        for f in claim.findings
-    )
-    return Table("findings", "", head, (tuple(row[: len(head)] for row in rows),), names=2)
+def _claim_lines(number: int, claim: Claim, has_paper: bool) -> list[str]:
+    anchor = f'<a id="claim-{number}"></a>'
+    sentence = f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}."
+    if any(finding.paper for finding in claim.findings):
+        sentence += f" The same rule on the paper's numbers: {claim.paper_verdict}."
+    why = [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
+    return [sentence, "", *why, render.markdown(findings_table(claim, has_paper))]
+
+
+def findings_table(claim: Claim, has_paper: bool = True) -> Table:
+    """What a claim rests on, one finding per row, with the paper's values beside ours."""
+    head = ("finding", "expected", "here", "outcome", *(("paper", "by the same rule") if has_paper else ()))
+    rows = []
+    for finding in claim.findings:
+        paper = "" if finding.paper is None else finding.published
+        texts = (finding.name, finding.expected, finding.measured, finding.outcome, paper, finding.paper_outcome)
+        rows.append(tuple(map(Entry, texts[: len(head)])))
+    return Table("findings", "", head, (tuple(rows),), names=2)
+
+
+# The page
+
+
+def document(
+    title: str, text: str, drawings: Mapping[str, bytes] = {}, scatters: Sequence[ScatterPlot] = (), back: str = ""
+) -> bytes:
+    """Our Markdown as one page that needs no other file. It has a script only for scatter plots.
+
+    drawings: SVG files by address. back: a link to the index."""
+    head = "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
+    head += f"<title>{escape(title)}</title>"
+    body, links = render.link_sections(render.minify(render.mark_verdicts(render.html(text, drawings))))
+    body = f"<nav aria-label=Contents><a href=#top>Top</a>{back}{links}</nav><main id=top>{body}</main>"
+    sheet = style.sheet() + _asset("report.css")
+    if scatters:
+        sheet, script = sheet + _asset("scatter.css"), _asset("scatter.js")
+        # Tables and figures have inline styles. No other script runs, and nothing is fetched.
+        policy = f"default-src 'none'; script-src {hashed(script)}; style-src 'unsafe-inline'; form-action 'none'"
+        head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
+        body += f"<script type=application/json id=scatters>{for_script(packed(scatters))}</script>"
+        body += f"<script>{script}</script>"
+    return f"<!doctype html><html lang=en>{head}<style>\n{sheet}</style><body>{body}</body></html>\n".encode()
+
+
+def _asset(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def packed(scatters: Sequence[ScatterPlot]) -> dict[str, Any]:
+    """Scatter plots as a page's script reads them: numbers rounded, and each point's cell and texts compressed."""
+    points = [point for one in scatters for panel in one.panels.values() for point in panel]
+    texts = json.dumps([[point.cell, *point.texts] for point in points], separators=(",", ":"))
+    compressed = base64.b64encode(zlib.compress(texts.encode(), 9)).decode()
+    return {"scatters": list(map(_packed_plot, scatters)), "texts": compressed}
+
+
+def _packed_plot(scatter: ScatterPlot) -> dict[str, Any]:
+    samplers = dict.fromkeys((point.sampler, point.family) for panel in scatter.panels.values() for point in panel)
+    index = {sampler: i for i, sampler in enumerate(samplers)}
+
+    def row(point: Point) -> list[Any]:
+        values = [round(value, 4) for one in (point.x, point.y) for value in (one.mean, one.se)]
+        return [index[point.sampler, point.family], *numbers(values)]
+
+    return {
+        "name": scatter.name,
+        "caption": scatter.caption,
+        "x": scatter.x,
+        "y": scatter.y,
+        "joined": scatter.joined,
+        "samplers": list(samplers),
+        "colours": style.coloured(list(dict.fromkeys(family for _, family in samplers))),
+        "panels": [{"title": title, "points": list(map(row, panel))} for title, panel in scatter.panels.items()],
+    }
+
+
+def texts_of(page: str) -> dict[str, list[str]]:
+    """The texts that a written page holds, by cell."""
+    found = re.search("<script type=application/json id=scatters>(.*?)</script>", page)
+    if found is None:
+        return {}
+    texts = json.loads(zlib.decompress(base64.b64decode(json.loads(found[1])["texts"])))
+    return {cell: own for cell, *own in texts if own}
 
 
 # The index
 
 
-class Section(NamedTuple):
-    """One report of several: a folder with index.html and report.md, and the claims that it tests, if any."""
+class IndexEntry(NamedTuple):
+    """One report of several: a folder with index.html and report.md, and the claims that it tests."""
 
     name: str
-    folder: str  # under that of the index
+    folder: str  # inside the folder of the index
     claims: tuple[Claim, ...] = ()
 
 
-def section(results: Results) -> Section:
-    return Section(results.study.name, units.name(results.study), shown(kept(results)).claims)
+def index_entry(results: Results) -> IndexEntry:
+    """The entry of a study's report."""
+    return IndexEntry(results.study.name, results.study.full_name, content_of(rounded(results)).claims)
 
 
-def write_index(sections: Sequence[Section], folder: Path) -> Path:
-    """One page over several reports, and the same as claims.md: every claim with the paper's numbers, ours and the
-    verdict, and a link to every report; also to whatever else has a page in the folder, an audit or another preset."""
-    known = {one.folder for one in sections}
+def write_index(entries: Sequence[IndexEntry], folder: Path) -> Path:
+    """Write one page over several reports, and the same as claims.md: every claim and a link to every report.
+
+    Other pages in the folder, such as those of another preset, are linked too. Returns the path of the page."""
+    known = {one.folder for one in entries}
     others = (path.parent.name for path in folder.glob("*/index.html") if path.parent.name not in known)
-    every = sorted([*sections, *(Section(name, name) for name in others)])
-    links = (f"- [{render.plain(one.name)}]({quote(one.folder)}/report.md)" for one in every)
-    claims = ["## Claims", "", f"{tally(sections)} {RULE} {UNITS}", "", overview(sections)]
+    every = sorted([*entries, *(IndexEntry(name, name) for name in others)])
+    links = (f"- [{render.escape_markdown(one.name)}]({quote(one.folder)}/report.md)" for one in every)
+    claims = ["## Claims", "", f"{count_verdicts(entries)} {RULE} {UNITS}", "", claims_table(entries)]
     text = "\n".join([f"# {TITLE}", "", "## Reports", "", *links, "", *claims])
     write_files({"index.html": document(TITLE, text), "claims.md": text.encode()}, folder)
     return folder / "index.html"
 
 
-def in_order(sections: Sequence[Section]) -> list[tuple[Claim, Section, int]]:
+def in_paper_order(entries: Sequence[IndexEntry]) -> list[tuple[Claim, IndexEntry, int]]:
     """Every claim with its report and its number there, in the order of the paper."""
-    found = [(claim, one, i) for one in sorted(sections) for i, claim in enumerate(one.claims)]
-    return sorted(found, key=lambda entry: (not entry[0].where.startswith("section"), entry[0].where))
+    found = [(claim, one, i) for one in sorted(entries) for i, claim in enumerate(one.claims)]
+    return sorted(found, key=lambda claim: (not claim[0].where.startswith("section"), claim[0].where))
 
 
-def told_twice(claims: Sequence[Claim]) -> list[int]:
+def shared_findings(claims: Sequence[Claim]) -> list[int]:
     """How many findings of each claim are numbers that another claim rests on: one of fewer findings, or the first."""
     known: set[tuple[Any, ...]] = set()
     counts = [0] * len(claims)
     for i in sorted(range(len(claims)), key=lambda i: len(claims[i].findings)):
-        # Values without any spread are a count of none or of all, which others may be by chance.
-        own = {(one.side, *numbers(one.estimate.values)) for one in claims[i].findings if one.estimate.se > 0}
+        # Values without any spread are a count of none or of all, which other findings may have by chance.
+        findings = [one for one in claims[i].findings if one.estimate.se > 0]
+        own = {(one.criterion, *numbers(one.estimate.values)) for one in findings}
         counts[i] = len(own & known)
         known |= own
     return counts
 
 
-def overview(sections: Sequence[Section], base: str = "") -> str:
+def claims_table(entries: Sequence[IndexEntry], base: str = "") -> str:
     """Every claim as one row of a Markdown table, in the order of the paper; links start at `base`."""
-    found = in_order(sections)
-    again = told_twice([claim for claim, *_ in found])
+    found = in_paper_order(entries)
     rows = []
-    for (claim, one, i), before in zip(found, again, strict=True):
-        shared = f"; {before} of its numbers in another claim too" if before else ""
+    for (claim, one, i), count in zip(found, shared_findings([claim for claim, *_ in found]), strict=True):
+        shared = f"; {count} of its numbers in another claim too" if count else ""
         where = Entry(claim.where, link=f"{base}{quote(one.folder)}/report.md#claim-{i}")
-        ours = f"{claim.verdict}, {claim.count}{shared}"
-        rows.append((where, *map(Entry, (claim.text, claim.there, claim.paper_verdict, claim.here, ours))))
-    return render.markdown(Table("claims", "", HEAD, (tuple(rows),), names=len(HEAD)))
+        verdict = f"{claim.verdict}, {claim.count}{shared}"
+        texts = (claim.text, claim.published, claim.paper_verdict, claim.measured, verdict)
+        rows.append((where, *map(Entry, texts)))
+    return render.markdown(Table("claims", "", CLAIM_COLUMNS, (tuple(rows),), names=len(CLAIM_COLUMNS)))
 
 
-def tally(sections: Sequence[Section]) -> str:
-    """Verdicts on all claims, here and of the same rule on the paper's numbers. A claim all of whose numbers are
-    those of another is not counted again."""
-    found = [claim for claim, *_ in in_order(sections)]
-    own = [claim for claim, before in zip(found, told_twice(found), strict=True) if before < len(claim.findings)]
+def count_verdicts(entries: Sequence[IndexEntry]) -> str:
+    """The verdicts on all claims in one sentence. A claim that repeats the numbers of others is not counted."""
+    found = [claim for claim, *_ in in_paper_order(entries)]
+    own = [claim for claim, count in zip(found, shared_findings(found), strict=True) if count < len(claim.findings)]
 
     def counts(verdicts: Sequence[str], names: Sequence[str]) -> str:
         return ", ".join(f"{verdicts.count(name)} {name}" for name in names)
 
     here = counts([claim.verdict for claim in own], get_args(Verdict))
-    there = counts([claim.paper_verdict for claim in own], get_args(PaperVerdict))
-    return f"{len(own)} claims. Here: {here}. The rule on the paper's own numbers: {there}."
+    paper = counts([claim.paper_verdict for claim in own], get_args(PaperVerdict))
+    return f"{len(own)} claims. Here: {here}. The same rule on the paper's numbers: {paper}."

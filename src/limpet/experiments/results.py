@@ -1,5 +1,4 @@
-"""The finished units of a study as numbers: one value for each cell, measure and shard; one row for each figure that
-its probes saw."""
+"""The numbers of a finished study: one value for each cell, measure and seed, and one row for each probed quantity."""
 
 from __future__ import annotations
 
@@ -14,48 +13,49 @@ from limpet.errors import LimpetError
 from limpet.evaluation import statistics
 from limpet.evaluation.statistics import Estimate, Floats
 from limpet.experiments import units
-from limpet.experiments.store import Store, canonical
+from limpet.experiments.store import Store, canonical_json
 from limpet.experiments.study import Cell, Study
 
 
 @dataclass(frozen=True)
-class Row:
-    """One figure of a probe, over shards: of which model, what, where, in which unit."""
+class ProbeRow:
+    """One quantity of a probe over all seeds."""
 
     model: str
     quantity: str
     at: dict[str, Any]
     estimate: Estimate
     unit: str = ""
-    events: int | None = None  # how many events it is a mean over, where it is a mean over events
+    events: int | None = None  # how many events it is a mean over, if it is one
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model, "quantity": self.quantity, "at": self.at, **self.estimate.to_dict(), "unit": self.unit,
-            "events": self.events,
-        }  # fmt: skip
+        """Plain values, as a report stores them."""
+        place = {"model": self.model, "quantity": self.quantity, "at": self.at}
+        return {**place, **self.estimate.to_dict(), "unit": self.unit, "events": self.events}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Row:
-        model, quantity, at = stored["model"], stored["quantity"], stored["at"]
-        return cls(model, quantity, at, Estimate.from_dict(stored), stored["unit"], stored["events"])
+    def from_dict(cls, stored: Mapping[str, Any]) -> ProbeRow:
+        """The row that `to_dict` wrote."""
+        estimate = Estimate.from_dict(stored)
+        return cls(stored["model"], stored["quantity"], stored["at"], estimate, stored["unit"], stored["events"])
 
 
 @dataclass(frozen=True)
 class Results:
-    """What `show` reads. Measures of a cell: nll and ppl (of the first judge, or nll:JUDGE), any metric, committed,
-    visible, nfe. A cell's value in a shard is over its samples; errors are over shards."""
+    """The numbers that a report is built from; `results(cell, measure)` is an estimate over seeds.
+
+    Measures of a cell are nll and ppl (of the first judge, or nll:JUDGE), any metric, committed, visible and nfe."""
 
     study: Study
-    provenance: dict[str, Any]  # what made these numbers
+    provenance: dict[str, Any]  # what these numbers were computed from, and where
     cells: dict[str, dict[str, Estimate]]  # cell -> measure
-    probes: dict[str, list[Row]] = field(default_factory=dict)
-    texts: dict[str, list[str]] = field(default_factory=dict)  # cell -> its first samples, where they are texts
+    probes: dict[str, list[ProbeRow]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # cell -> its first samples as text
 
     @property
     def judges(self) -> list[str]:
-        """What tables call them."""
-        return self.study.captions
+        """The judges' names in tables."""
+        return self.study.judge_captions
 
     def __call__(self, cell: str, measure: str) -> Estimate:
         if cell not in self.cells:
@@ -72,25 +72,25 @@ class Results:
         return self.cells[cell][measure]
 
     def values(self, cell: str, measure: str) -> Floats:
-        """(shards,)"""
+        """(seeds,) the values of a cell."""
         return self(cell, measure).values
 
     def contrast(self, *cells: str, measure: str = "nll") -> Estimate:
-        """a - b of two cells, or (a - b) - (c - d) of four, paired by shard."""
+        """a - b of two cells, or (a - b) - (c - d) of four, paired by seed."""
         compared = statistics.paired if len(cells) == 2 else statistics.difference_of_differences
         return compared(*(self.values(cell, measure) for cell in cells))
 
     def matched(self, cell: str, curve: Sequence[str], on: str, measure: str = "nll") -> Estimate:
-        """The cell's measure less that of a curve of cells at the cell's own `on`, by shard."""
+        """The cell's measure minus that of a curve of cells at the cell's own value of `on`, seed by seed."""
         nodes = [np.stack([self.values(node, what) for node in curve], 1) for what in (on, measure)]
         return statistics.matched(nodes[0], nodes[1], self.values(cell, on), self.values(cell, measure))
 
-    def rows(self, cell: str | None = None) -> list[Row]:
-        """What a probe saw, or all of them, in the order of first appearance."""
+    def rows(self, cell: str | None = None) -> list[ProbeRow]:
+        """The rows of one probe, or of all, in the order in which they first appeared."""
         return [row for name, rows in self.probes.items() if cell in (None, name) for row in rows]
 
-    def of(self, quantity: str, model: str | None = None, **at: Any) -> list[Row]:
-        """The rows of a quantity, of one model or of all, wherever `at` holds."""
+    def find(self, quantity: str, model: str | None = None, **at: Any) -> list[ProbeRow]:
+        """The rows of a quantity, of one model or of all, at the places that agree with `at`."""
         return [
             row
             for row in self.rows()
@@ -98,7 +98,7 @@ class Results:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, as a report keeps it."""
+        """Every number, as a report stores it."""
         cells = {
             cell: {name: _stored(self(cell, name)) for name in ("ppl", *measures)}
             for cell, measures in self.cells.items()
@@ -108,12 +108,12 @@ class Results:
 
     @classmethod
     def from_dict(cls, study: Study, stored: Mapping[str, Any]) -> Results:
-        """The numbers of a report that was written."""
+        """The numbers of a stored report."""
         cells = {
-            cell: {name: Estimate.from_dict(one) for name, one in measures.items()}
+            cell: {name: Estimate.from_dict(estimate) for name, estimate in measures.items()}
             for cell, measures in stored["cells"].items()
         }
-        probes = {probe: list(map(Row.from_dict, rows)) for probe, rows in stored.get("rows", {}).items()}
+        probes = {probe: list(map(ProbeRow.from_dict, rows)) for probe, rows in stored.get("rows", {}).items()}
         return cls(study, stored["provenance"], cells, probes)
 
 
@@ -122,27 +122,32 @@ def _stored(estimate: Estimate) -> dict[str, Any]:
 
 
 def collect(study: Study, store: Store) -> Results:
-    """Read a study's finished units; all of them must be there."""
-    name = units.name(study)
-    plan = store.read_plan(units.filed(study))
+    """The results of a study whose units are all finished."""
+    plan = store.read_plan(units.plan_name(study))
     keys = {cell["name"]: cell["keys"] for cell in plan["cells"]}
-    rows = {cell: [unit.rows for unit, _ in map(store.look, own) if unit] for cell, own in keys.items()}
+    found = {cell: [store.inspect_rows(key)[0] for key in own] for cell, own in keys.items()}
+    rows = {cell: [one for one in own if one is not None] for cell, own in found.items()}
     if missing := sum(map(len, keys.values())) - sum(map(len, rows.values())):
-        raise LimpetError(f"{missing} units of {name} are missing or damaged: run the study again, it makes only those")
-    try:
-        cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.samples}
-        probes = {cell.name: _rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
-        texts = {cell.name: rows[cell.name][0]["texts"][: study.shown] for cell in study.samples if study.shown}
-        return Results(study, _provenance(study, plan, rows), cells, probes, texts)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # sealed, and yet no worker's
         raise LimpetError(
-            f"the store {store.path} holds units of {name} that no worker wrote ({error!r}): run it in another store"
+            f"{missing} units of {study.full_name} are missing or damaged: run the study again, which computes only "
+            "those"
+        )
+    try:
+        cells = {cell.name: _measures(study, cell, rows[cell.name]) for cell in study.sample_cells}
+        probes = {cell.name: _probe_rows(rows[cell.name]) for cell in study.cells if not isinstance(cell, Cell)}
+        wanted = study.sample_cells if study.texts_per_cell else ()
+        texts = {cell.name: rows[cell.name][0]["texts"][: study.texts_per_cell] for cell in wanted}
+        return Results(study, _provenance(study, plan, rows), cells, probes, texts)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a true checksum on other rows
+        raise LimpetError(
+            f"the store {store.path} holds units of {study.full_name} that no worker wrote ({error!r}): run it in "
+            "another store"
         ) from error
 
 
-def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
-    """Every measure of a cell: its judges' first, marks that are not the paper's last."""
-    steps = max(1, cell.sampler.nfe - 1 - cell.warmup_calls)  # that may select
+def _measures(study: Study, cell: Cell, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    """Every measure of a cell: the first judge's first, masks that the paper does not count last."""
+    steps = max(1, cell.sampler.nfe - 1 - cell.warmup_calls)  # that may commit
 
     def column(rows: Mapping[str, Any], name: str) -> Floats:
         known = {"nfe": rows["nfe"], **rows["sets"], **rows["columns"]}
@@ -151,54 +156,57 @@ def _measures(study: Study, cell: Cell, shards: Sequence[Mapping[str, Any]]) -> 
     def measured(name: str) -> Estimate:
         what, _, judge = name.partition(":")
         if what != "nll":
-            at_once = steps if name == "visible" else 1  # as the paper counts
-            return statistics.mean_se([statistics.mean(column(rows, name) / at_once) for rows in shards])
-        i = study.captions.index(judge) if judge else 0
-        nll, tokens = (np.array([column(rows, f"{what}:{i}").sum() for rows in shards]) for what in ("nll", "tokens"))
-        # An impossible sample's score is infinite, for which JSON has no word.
-        reasons = tuple(f"a sample is impossible under {study.captions[i]}" if lost else None for lost in np.isnan(nll))
+            divisor = steps if name == "visible" else 1  # the paper counts visible positions per step
+            return statistics.mean_se([statistics.mean(column(rows, name) / divisor) for rows in seeds])
+        i = study.judge_captions.index(judge) if judge else 0
+        nll, tokens = (np.array([column(rows, f"{what}:{i}").sum() for rows in seeds]) for what in ("nll", "tokens"))
+        # The score of an impossible sample is infinite, which JSON cannot hold.
+        reason = f"a sample is impossible under {study.judge_captions[i]}"
+        reasons = tuple(reason if lost else None for lost in np.isnan(nll))
         return Estimate(nll / tokens, reasons if any(reasons) else ())
 
-    names = ["nll", *study.metrics, "committed", "visible", "nfe", *(f"nll:{judge}" for judge in study.captions[1:])]
-    seen = {name for rows in shards for name in (*rows["sets"], *rows["columns"]) if ":" not in name}
-    names += sorted(seen - set(names))
+    others = [f"nll:{judge}" for judge in study.judge_captions[1:]]
+    names = ["nll", *study.metrics, "committed", "visible", "nfe", *others]
+    stored = {name for rows in seeds for name in (*rows["sets"], *rows["columns"]) if ":" not in name}
+    names += sorted(stored - set(names))
     return {name: measured(name) for name in names}
 
 
-def _rows(shards: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """What a probe saw in each shard, shard by shard put together; NaN in one that did not see it."""
-    found: dict[bytes, dict[int, dict[str, Any]]] = {}
-    for shard, rows in enumerate(shards):
-        for seen in rows["seen"]:
-            found.setdefault(canonical([seen["model"], seen["quantity"], seen["at"]]), {})[shard] = seen
-    made = []
-    for by_shard in found.values():
-        one = next(iter(by_shard.values()))
-        values = [by_shard[shard]["value"] if shard in by_shard else None for shard in range(len(shards))]
-        events = [seen["events"] for seen in by_shard.values() if seen["events"] is not None]
+def _probe_rows(seeds: Sequence[Mapping[str, Any]]) -> list[ProbeRow]:
+    """The values of a probe over seeds; NaN under a seed without a value."""
+    by_place: dict[bytes, dict[int, dict[str, Any]]] = {}
+    for index, rows in enumerate(seeds):
+        for value in rows["values"]:
+            place = canonical_json([value["model"], value["quantity"], value["at"]])
+            by_place.setdefault(place, {})[index] = value
+    found = []
+    for by_seed in by_place.values():
+        one = next(iter(by_seed.values()))
+        values = [by_seed[index]["value"] if index in by_seed else None for index in range(len(seeds))]
+        events = [value["events"] for value in by_seed.values() if value["events"] is not None]
         estimate, total = Estimate(np.array(values, dtype=np.float64)), sum(events) if events else None
-        made.append(Row(one["model"], one["quantity"], dict(one["at"]), estimate, one["unit"], total))
-    return made
+        found.append(ProbeRow(one["model"], one["quantity"], dict(one["at"]), estimate, one["unit"], total))
+    return found
 
 
 def _provenance(study: Study, plan: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What made these numbers: what decided them, and every distinct machine."""
+    """What decided these numbers, and every machine that computed some of them."""
     rows = [rows for cell in found.values() for rows in cell]
     counted = {
         judge: int(sum(sum(one["columns"][f"tokens:{i}"]) for one in rows if "columns" in one))
-        for i, judge in enumerate(study.captions)
+        for i, judge in enumerate(study.judge_captions)
     }
     settings = dict.fromkeys(json.dumps(cell["settings"]) for cell in plan["cells"] if "settings" in cell)
-    made = sorted({json.dumps(one, sort_keys=True) for row in rows for one in row["provenance"]})
+    machines = sorted({json.dumps(one, sort_keys=True) for row in rows for one in row["provenance"]})
     return {
         "models": plan["models"],
         "judges": plan["judges"],
         "conventions": plan["conventions"],
-        "counted tokens": counted if study.samples else {},
-        "shards": plan["shards"],
-        "samples in a shard": sorted({cell.n for cell in study.samples}),
-        "settings": [json.loads(entry) for entry in settings],
+        "counted tokens": counted if study.sample_cells else {},
+        "seeds": plan["seeds"],
+        "samples per seed": sorted({cell.n for cell in study.sample_cells}),
+        "settings": [json.loads(one) for one in settings],
         "units": len(rows),
-        "exact": plan["exact"],
-        "made on": [json.loads(entry) for entry in made],
+        "result version": plan["result_version"],
+        "computed on": [json.loads(one) for one in machines],
     }

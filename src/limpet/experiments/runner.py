@@ -1,118 +1,135 @@
-"""Run a study: resolve it, find what is done, hand the rest to a place, and say what happened."""
+"""Runs a study: resolves it, finds what is finished, gives the rest to an executor, and reports what happened."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from limpet.errors import LimpetError
 from limpet.experiments import units
-from limpet.experiments.executors import Place
-from limpet.experiments.resources import Shelf
-from limpet.experiments.store import Spot, Store
+from limpet.experiments.executors import Executor
+from limpet.experiments.model_cache import ModelCache
+from limpet.experiments.store import Store, unit_paths
 from limpet.experiments.study import Study
 from limpet.experiments.units import Unit
-from limpet.experiments.worker import Event, Job
+from limpet.experiments.worker import UnitEvent, WorkerConfig
+
+READERS = 8  # threads that check finished units: they wait for files, and hashing releases the interpreter
 
 
-class Progress(NamedTuple):
-    """How far a run is: told before the first unit and after each."""
+class RunProgress(NamedTuple):
+    """How far a run is: reported before the first unit and after each."""
 
-    event: Event | None
-    done: int  # units, with those found done
+    event: UnitEvent | None
+    done: int  # units, with those that were finished before
     total: int
-    left: float | None  # seconds, once it can be told
+    seconds_left: float | None  # None before the first unit
 
 
 @dataclass
-class Summary:
-    """What a run did."""
+class RunSummary:
+    """What a run did. Units are named "cell, seed"."""
 
-    found: int = 0
-    made: int = 0
-    damaged: dict[str, str] = field(default_factory=dict)  # "cell, seed" -> what was wrong; made again
-    failed: dict[str, str] = field(default_factory=dict)  # "cell, seed" -> why
+    found: int = 0  # units that were finished before, or that another runner finished
+    computed: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)  # unit -> what was wrong; it was computed again
+    failed: dict[str, str] = field(default_factory=dict)  # unit -> the reason
 
 
 def run(
     study: Study,
     store: Store,
-    place: Place,
-    shelf: Shelf,
+    executor: Executor,
+    models: ModelCache,
     *,
     part: tuple[int, int] = (1, 1),
     threads: int | None = None,
-    tell: Callable[[Progress], None] = lambda progress: None,
-) -> Summary:
-    """Make every unit that is not in the store, or the i-th of n parts of them. Nothing finished is made again."""
+    on_progress: Callable[[RunProgress], None] = lambda progress: None,
+) -> RunSummary:
+    """Compute every unit of a study that is not in the store.
+
+    executor: where units are computed. models: loads the models and judges that the study is resolved on.
+    part: (i, n) computes the i-th of n parts. threads: of torch in each worker on the CPU. on_progress: called before
+    the first unit and after each."""
     index, parts = part
     if not 1 <= index <= parts:
-        raise LimpetError(f"shard {index}/{parts}: give i/n with i from 1 to n")
-    store.sweep()
-    plan = units.resolve(study, shelf)
-    store.write_plan(units.filed(study), plan.document)  # also finds out, before any work, whether the store takes it
-    job = Job(store.path, study.judges, study.metrics, shelf.precision, units.real(study), threads, shelf.which)
-    return work(plan.groups()[index - 1 :: parts], store, place, job, tell)
+        raise LimpetError(f"part {index}/{parts}: give i/n with i from 1 to n")
+    store.remove_partial_files()
+    plan = units.resolve(study, models)
+    store.write_plan(units.plan_name(study), plan.document)  # fails before any work if the store cannot be written
+    text = units.read_reference_text(study)
+    config = WorkerConfig(
+        store.path, study.judges, study.metrics, models.precision, text, threads, models.load_options
+    )
+    return run_groups(plan.groups()[index - 1 :: parts], store, executor, config, on_progress)
 
 
-def work(
+def run_groups(
     groups: Sequence[Sequence[Unit]],
     store: Store,
-    place: Place,
-    job: Job,
-    tell: Callable[[Progress], None] = lambda progress: None,
-) -> Summary:
-    """Make every unit of some groups that is not in the store."""
-    summary, missing = Summary(), []
-    for group in groups:
-        left = [unit for unit in group if not _there(store, unit.key, unit.name, summary.damaged, unit.at)]
-        summary.found += len(group) - len(left)
-        missing += [left] if left else []
+    executor: Executor,
+    config: WorkerConfig,
+    on_progress: Callable[[RunProgress], None] = lambda progress: None,
+) -> RunSummary:
+    """Compute every unit of some groups that is not in the store; arguments as in `run`."""
+    summary = RunSummary()
+    every = [unit for group in groups for unit in group]
+    with ThreadPoolExecutor(READERS) as pool:
+        finished = dict(zip((unit.key for unit in every), pool.map(lambda unit: _is_finished(store, unit), every)))
+    for unit in every:
+        if damage := finished[unit.key][1]:
+            summary.damaged[unit.name] = damage
+    left = [[unit for unit in group if not finished[unit.key][0]] for group in groups]
+    missing = [group for group in left if group]
+    summary.found = len(every) - sum(map(len, missing))
     # Runners on one store begin at different groups, so that they meet late.
     start = random.randrange(len(missing)) if missing else 0
     missing = missing[start:] + missing[:start]
 
-    total, cost = summary.found + sum(map(len, missing)), sum(unit.cost for group in missing for unit in group)
-    begun, spent, told = time.monotonic(), 0, set[str]()
-    tell(Progress(None, summary.found, total, None))
-    for event in place(job, missing) if missing else ():
+    total, cost = len(every), sum(unit.cost for group in missing for unit in group)
+    begun, spent, reported = time.monotonic(), 0, set[str]()
+    on_progress(RunProgress(None, summary.found, total, None))
+    for event in executor(config, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
-        if event.unit.key in told:  # and handed out again, as its worker died over the rest of its group
+        if event.unit.key in reported:  # its worker died over the rest of the group, which was computed again
             continue
-        told.add(event.unit.key)
+        reported.add(event.unit.key)
         spent += event.unit.cost
         if event.error is not None:
             summary.failed[event.unit.name] = event.error
-        elif event.made:
-            summary.made += 1
+        elif event.computed:
+            summary.computed += 1
         else:
             summary.found += 1
-        left_over = (time.monotonic() - begun) / spent * (cost - spent)
-        tell(Progress(event, summary.found + summary.made, total, left_over))
+        seconds_left = (time.monotonic() - begun) / spent * (cost - spent)
+        on_progress(RunProgress(event, summary.found + summary.computed, total, seconds_left))
     return summary
 
 
+def _is_finished(store: Store, unit: Unit) -> tuple[bool, str]:
+    """Whether a unit is there and whole, and what was wrong with a damaged one, whose rows are removed."""
+    found, damage = store.inspect(unit.key, unit.paths)
+    if damage:
+        store.remove((unit.paths or unit_paths(unit.key)).rows)
+    return found is not None, damage
+
+
 def status(store: Store, study: Study) -> dict[str, Any]:
-    """How much of a study, as it was last run, is in the store: no model is needed."""
-    plan = store.read_plan(units.filed(study))
+    """How much of a study, as it was last run, is in the store. No model is needed."""
+    plan = store.read_plan(units.plan_name(study))
     cells: list[dict[str, Any]] = []
     damaged: dict[str, str] = {}
-    for cell in plan["cells"]:
-        name, keys = cell["name"], cell["keys"]
-        named = zip(keys, (f"{name}, seed {seed}" for seed in plan["shards"]), strict=True)
-        done = sum(_there(store, key, unit, damaged) for key, unit in named)
-        cells.append({"name": name, "done": done, "units": len(keys)})
+    with ThreadPoolExecutor(READERS) as pool:
+        for cell in plan["cells"]:
+            found = list(pool.map(store.inspect, cell["keys"]))
+            names = (f"{cell['name']}, seed {seed}" for seed in plan["seeds"])
+            damaged |= {name: damage for name, (_, damage) in zip(names, found, strict=True) if damage}
+            done = sum(unit is not None for unit, _ in found)
+            cells.append({"name": cell["name"], "done": done, "units": len(cell["keys"])})
     finished, total = (sum(cell[count] for cell in cells) for count in ("done", "units"))
-    return {"study": units.name(study), "done": finished, "units": total, "cells": cells, "damaged": damaged}
-
-
-def _there(store: Store, key: str, unit: str, damaged: dict[str, str], at: Spot | None = None) -> bool:
-    """Whether a unit is done; what is wrong with a damaged one is noted."""
-    found, damage = store.look(key, at)
-    if damage:
-        damaged[unit] = damage
-    return found is not None
+    return {"study": study.full_name, "done": finished, "units": total, "cells": cells, "damaged": damaged}

@@ -1,9 +1,9 @@
-// A scatter to be looked into: one panel at a time, families shown or hidden, any dots' texts side by side.
-// It stands in place of the still figure. Text enters as text only: no string is parsed as HTML.
+// An interactive scatter plot: one panel at a time, families shown or hidden, the texts of any points side by side.
+// It replaces the still figure. Text enters as text only: no string is parsed as HTML.
 "use strict";
 (() => {
-  const MOST = 3; // texts side by side
-  const NEAR = 26; // pixels within which a pointer means a dot
+  const MAX_TEXTS = 3; // side by side
+  const NEAR = 26; // pixels within which the pointer selects a point
   const SHAPES = [
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0", "M-4-4H4V4H-4z", "M0-5.4L5 3.6H-5z", "M0-5.6L5.6 0L0 5.6L-5.6 0z",
   ];
@@ -26,7 +26,7 @@
     return element;
   }
 
-  // Of every dot its cell and its texts: deflated, in base64.
+  // The cell and the texts of every point, from compressed base64.
   async function unpack(packed) {
     const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -34,12 +34,12 @@
   }
   let unpacked = null;
   const texts = () => (unpacked ??= unpack(data.texts));
-  let dots = 0; // so far, in all panels of all scatters: where a dot's texts stand
+  let count = 0; // of points in all panels of all plots: the place of a point's texts
 
   const numeral = (value, error) =>
     value === null ? "no value" : value.toFixed(3) + (error === null ? "" : ` ± ${error.toFixed(3)}`);
 
-  // Round numbers between two: about `count` of them.
+  // About `count` round numbers between two numbers.
   function ticks(low, high, count) {
     const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
@@ -48,56 +48,57 @@
     return found;
   }
 
-  // The ends of an axis: all values and their errors, and some air.
+  // The ends of an axis: all values with their errors, and a margin.
   function ends(pairs) {
     const low = Math.min(...pairs.map(([v, e]) => v - e)), high = Math.max(...pairs.map(([v, e]) => v + e));
-    const air = (high - low || 1) * 0.05;
-    return [low - air, high + air];
+    const margin = (high - low || 1) * 0.05;
+    return [low - margin, high + margin];
   }
 
   function open(scatter) {
-    const families = [...new Set(scatter.arms.map(([, family]) => family))];
-    const panels = scatter.panels.map(({ title, dots: own }) => ({
+    const families = [...new Set(scatter.samplers.map(([, family]) => family))];
+    const panels = scatter.panels.map(({ title, points }) => ({
       title,
-      dots: own.map(([i, x, xError, y, yError]) => {
-        const [arm, family] = scatter.arms[i];
-        return { key: dots++, arm, family, title, x, xError, y, yError };
+      points: points.map(([i, x, xError, y, yError]) => {
+        const [sampler, family] = scatter.samplers[i];
+        return { key: count++, sampler, family, title, x, xError, y, yError };
       }),
     }));
-    const look = (family) => {
+    const styleOf = (family) => {
       const i = families.indexOf(family), own = scatter.colours[i];
-      const before = scatter.colours.slice(0, i).filter((colour) => colour === own).length; // shapes tell them apart
+      // Families of one colour differ in shape.
+      const before = scatter.colours.slice(0, i).filter((colour) => colour === own).length;
       return { class: `is-${own}`, d: SHAPES[before % SHAPES.length] };
     };
-    const numbers = (dot) =>
-      [`${scatter.x}: ${numeral(dot.x, dot.xError)}`, `${scatter.y}: ${numeral(dot.y, dot.yError)}`];
+    const numbers = (point) =>
+      [`${scatter.x}: ${numeral(point.x, point.xError)}`, `${scatter.y}: ${numeral(point.y, point.yError)}`];
     const hidden = new Set();
     let panel = panels[0], chosen = [], current = null, placed = [];
 
     const place = document.getElementById(`scatter-${scatter.name}`).parentElement;
-    const select = make("select", { onchange: () => turn(select.selectedIndex) },
+    const select = make("select", { onchange: () => showPanel(select.selectedIndex) },
       ...panels.map(({ title }) => make("option", {}, title)));
-    const step = (by, name, sign) => {
-      const onclick = () => turn((panels.indexOf(panel) + by + panels.length) % panels.length);
+    const stepButton = (by, name, sign) => {
+      const onclick = () => showPanel((panels.indexOf(panel) + by + panels.length) % panels.length);
       return make("button", { type: "button", "aria-label": name, onclick }, sign);
     };
     const legend = make("div", { class: "legend", role: "group", "aria-label": "Families" });
     const plot = draw("svg", { role: "group", "aria-label": scatter.caption });
     const popover = make("div", { class: "popover", "aria-hidden": "true", hidden: "" });
     const wrapper = make("div", { class: "plot" }, plot, popover);
-    const told = make("p", { class: "told", role: "status" });
+    const status = make("p", { class: "note", role: "status" });
     const below = make("div", { class: "texts" });
     const section = make("section", { class: "scatter", "aria-label": scatter.caption },
       make("p", { class: "choose" },
-        make("label", {}, "Panel ", select), step(-1, "Panel before", "‹"), step(1, "Next panel", "›")),
+        make("label", {}, "Panel ", select), stepButton(-1, "Previous panel", "‹"), stepButton(1, "Next panel", "›")),
       wrapper, legend,
-      make("p", { class: "told" }, `${scatter.caption} Arrow keys go from dot to dot; a click or Enter puts its texts `
-        + `below, those of up to ${MOST} side by side.`),
-      told, below);
+      make("p", { class: "note" }, `${scatter.caption} Arrow keys go from point to point. A click or Enter shows the `
+        + `texts of a point below, up to ${MAX_TEXTS} side by side.`),
+      status, below);
     place.before(section);
-    place.hidden = true; // the still figure
+    place.hidden = true; // with the still figure
 
-    function turn(i) {
+    function showPanel(i) {
       panel = panels[i];
       select.selectedIndex = i;
       render();
@@ -113,7 +114,7 @@
       };
       legend.replaceChildren(
         ...families.map((family) => {
-          const { class: colour, d } = look(family);
+          const { class: colour, d } = styleOf(family);
           const marker = draw("svg", { viewBox: "-7 -7 14 14", class: colour, "aria-hidden": "true" },
             draw("path", { d }));
           const button = make("button", { type: "button", "aria-pressed": String(!hidden.has(family)) },
@@ -133,11 +134,11 @@
     // The plot
 
     function render() {
-      const shown = panel.dots.filter((dot) => !hidden.has(dot.family) && dot.x !== null && dot.y !== null);
+      const shown = panel.points.filter((point) => !hidden.has(point.family) && point.x !== null && point.y !== null);
       const width = Math.max(280, wrapper.clientWidth), height = Math.round(Math.min(540, Math.max(320, width * 0.6)));
       const left = 52, right = width - 12, top = 12, bottom = height - 44;
-      const [x0, x1] = shown.length ? ends(shown.map((dot) => [dot.x, dot.xError ?? 0])) : [0, 1];
-      const [y0, y1] = shown.length ? ends(shown.map((dot) => [dot.y, dot.yError ?? 0])) : [0, 1];
+      const [x0, x1] = shown.length ? ends(shown.map((point) => [point.x, point.xError ?? 0])) : [0, 1];
+      const [y0, y1] = shown.length ? ends(shown.map((point) => [point.y, point.yError ?? 0])) : [0, 1];
       const across = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
       const up = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
       plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -151,21 +152,23 @@
         text((left + right) / 2, height - 8, scatter.x, "middle"),
         text(0, 0, scatter.y, "middle", { transform: `translate(12 ${(top + bottom) / 2}) rotate(-90)` }));
       const curves = draw("g", { "aria-hidden": "true" }, ...scatter.joined.map((family) => {
-        const points = shown.filter((dot) => dot.family === family).map((dot) => `${across(dot.x)},${up(dot.y)}`);
-        return draw("polyline", { points: points.join(" "), class: `curve ${look(family).class}` });
+        const own = shown.filter((point) => point.family === family);
+        const points = own.map((point) => `${across(point.x)},${up(point.y)}`).join(" ");
+        return draw("polyline", { points, class: `curve ${styleOf(family).class}` });
       }));
-      const bars = draw("g", { "aria-hidden": "true" }, ...shown.flatMap((dot) => {
-        const x = across(dot.x), y = up(dot.y), kind = `bar ${look(dot.family).class}`;
-        return [line(across(dot.x - (dot.xError ?? 0)), y, across(dot.x + (dot.xError ?? 0)), y, kind),
-          line(x, up(dot.y - (dot.yError ?? 0)), x, up(dot.y + (dot.yError ?? 0)), kind)];
+      const bars = draw("g", { "aria-hidden": "true" }, ...shown.flatMap((point) => {
+        const x = across(point.x), y = up(point.y), kind = `bar ${styleOf(point.family).class}`;
+        return [line(across(point.x - (point.xError ?? 0)), y, across(point.x + (point.xError ?? 0)), y, kind),
+          line(x, up(point.y - (point.yError ?? 0)), x, up(point.y + (point.yError ?? 0)), kind)];
       }));
-      placed = shown.map((dot) => {
-        const { class: colour, d } = look(dot.family), x = across(dot.x), y = up(dot.y);
+      placed = shown.map((point) => {
+        const { class: colour, d } = styleOf(point.family), x = across(point.x), y = up(point.y);
         const mark = draw("path", {
-          d, class: `dot ${colour}`, transform: `translate(${x} ${y})`, role: "button", tabindex: "-1",
-          "aria-label": [dot.arm, dot.family, ...numbers(dot)].join(", "), "aria-pressed": String(holds(dot)),
+          d, class: `point ${colour}`, transform: `translate(${x} ${y})`, role: "button", tabindex: "-1",
+          "aria-label": [point.sampler, point.family, ...numbers(point)].join(", "),
+          "aria-pressed": String(holds(point)),
         });
-        return { dot, x, y, mark };
+        return { point, x, y, mark };
       }).sort((a, b) => a.x - b.x);
       plot.replaceChildren(axes, curves, bars, draw("g", {}, ...placed.map(({ mark }) => mark)));
       placed[0]?.mark.setAttribute("tabindex", "0"); // the one stop of the Tab key
@@ -175,16 +178,16 @@
 
     // The popover
 
-    function point(to) {
+    function setCurrent(to) {
       if (current !== to) {
         placed.forEach(({ mark }) => mark.setAttribute("tabindex", mark === to.mark ? "0" : "-1"));
         current?.mark.classList.remove("current");
         current = to;
         to.mark.classList.add("current");
       }
-      const { dot } = to;
+      const { point } = to;
       popover.replaceChildren(
-        make("b", {}, dot.arm), ...[dot.family, ...numbers(dot)].map((words) => make("span", {}, words)));
+        make("b", {}, point.sampler), ...[point.family, ...numbers(point)].map((words) => make("span", {}, words)));
       popover.hidden = false;
       const scale = plot.clientWidth / plot.viewBox.baseVal.width || 1, x = to.x * scale, y = to.y * scale;
       const most = wrapper.clientWidth - popover.offsetWidth;
@@ -206,32 +209,33 @@
 
     plot.addEventListener("pointermove", (event) => {
       const found = nearest(event);
-      if (found) point(found);
+      if (found) setCurrent(found);
       else if (!plot.contains(document.activeElement)) hide();
     });
     plot.addEventListener("pointerleave", () => plot.contains(document.activeElement) || hide());
     plot.addEventListener("click", (event) => {
       const found = nearest(event);
       if (found) {
-        point(found);
-        toggle(found.dot);
+        setCurrent(found);
+        toggle(found.point);
       }
     });
-    // Keys and focus are heard on what is no SVG: a browser may make a stop of the Tab key of one that hears them.
+    // Listeners for keys and focus are on the wrapper: some browsers give the Tab key a stop at an SVG that has them.
     wrapper.addEventListener("focusin", (event) => {
       const found = placed.find(({ mark }) => mark === event.target);
-      if (found && found.mark.matches(":focus-visible")) point(found);
+      if (found && found.mark.matches(":focus-visible")) setCurrent(found);
     });
     wrapper.addEventListener("focusout", hide);
     wrapper.addEventListener("keydown", (event) => {
       const at = placed.findIndex(({ mark }) => mark === event.target);
       if (at < 0) return;
-      const own = placed.filter(({ dot }) => dot.family === placed[at].dot.family), among = own.indexOf(placed[at]);
+      const own = placed.filter(({ point }) => point.family === placed[at].point.family);
+      const among = own.indexOf(placed[at]);
       const to = {
         ArrowRight: placed[at + 1], ArrowLeft: placed[at - 1], Home: placed[0], End: placed.at(-1),
         ArrowUp: own[among + 1], ArrowDown: own[among - 1], // along its family
       };
-      if (event.key === "Enter" || event.key === " ") toggle(placed[at].dot);
+      if (event.key === "Enter" || event.key === " ") toggle(placed[at].point);
       else if (event.key === "Escape") hide();
       else if (event.key in to) to[event.key]?.mark.focus();
       else return;
@@ -240,38 +244,39 @@
 
     // The texts
 
-    function holds(dot) {
-      return chosen.includes(dot);
+    function holds(point) {
+      return chosen.includes(point);
     }
 
-    function toggle(dot) {
-      const there = holds(dot);
-      const left = there ? chosen.filter((one) => one !== dot) : [...chosen, dot];
-      const gone = left.slice(0, -MOST);
-      told.textContent = gone.length
-        ? `${dot.arm} takes the place of ${gone[0].arm}.`
-        : `Texts of ${dot.arm} ${there ? "removed" : "shown below"}.`;
-      chosen = left.slice(-MOST);
-      for (const { dot: one, mark } of placed) mark.setAttribute("aria-pressed", String(holds(one)));
+    function toggle(point) {
+      const isChosen = holds(point);
+      const left = isChosen ? chosen.filter((one) => one !== point) : [...chosen, point];
+      const gone = left.slice(0, -MAX_TEXTS);
+      status.textContent = gone.length
+        ? `${point.sampler} replaces ${gone[0].sampler}.`
+        : `Texts of ${point.sampler} ${isChosen ? "removed" : "shown below"}.`;
+      chosen = left.slice(-MAX_TEXTS);
+      for (const { point: one, mark } of placed) mark.setAttribute("aria-pressed", String(holds(one)));
       return show();
     }
 
     async function show() {
-      let known = [], trouble = "No text of this arm is kept.";
+      let all = [], problem = "The report holds no text of this sampler.";
       try {
-        known = await texts();
+        all = await texts();
       } catch {
-        trouble = "This browser cannot unpack the texts: a newer one can.";
+        problem = "This browser is too old to unpack the texts.";
       }
-      below.replaceChildren(...chosen.map((dot) => {
-        const samples = known[dot.key]?.slice(1) ?? [], name = `${dot.arm}, ${dot.title}`, onclick = () => toggle(dot);
+      below.replaceChildren(...chosen.map((point) => {
+        const samples = all[point.key]?.slice(1) ?? [], name = `${point.sampler}, ${point.title}`;
+        const onclick = () => toggle(point);
         return make("article", { "aria-label": name },
           make("header", {},
-            make("h3", { class: look(dot.family).class }, dot.arm),
+            make("h3", { class: styleOf(point.family).class }, point.sampler),
             make("button", { type: "button", "aria-label": `Remove ${name}`, onclick }, "remove"),
-            make("p", {}, [dot.title, dot.family, ...numbers(dot)].join(" · "))),
+            make("p", {}, [point.title, point.family, ...numbers(point)].join(" · "))),
           ...samples.map((sample) => make("p", { class: "sample" }, sample)),
-          ...(samples.length ? [] : [make("p", {}, trouble)]));
+          ...(samples.length ? [] : [make("p", {}, problem)]));
       }));
     }
 

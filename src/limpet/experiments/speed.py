@@ -1,4 +1,4 @@
-"""What a generation costs, measured beside the same number of bare forwards, and a step's arithmetic beside others'."""
+"""What sampling costs: whole generations timed beside as many bare forwards, and the arithmetic of single steps."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from torch import Tensor
 from limpet.diffusion.backends import Backend, Transition, released, testing
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import ancestral
-from limpet.generation import Counted
-from limpet.models import Denoiser, Needed, Wrapped
+from limpet.generation import SEED, CountingDenoiser, Inputs, rollout
+from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.duo import Duo
 from limpet.samplers import CRS, Native, Sampler
-from limpet.samplers.context import generate, open_context
 
-SAMPLERS: dict[str, Sampler] = {"native": Native(), "top-p .9": Native(top_p=0.9), "CRS": CRS()}
-WARM = 4  # calls before the clock starts, so that everything has compiled
-SEED = 8200
+SAMPLERS: dict[str, Sampler] = {
+    "native": Native(),
+    "top-p .9": Native(top_p=0.9),
+    "CRS": CRS(),
+}
+WARMUP_CALLS = 4  # before the clock starts, so that everything has compiled
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (B, L) tokens, (B,) sigma -> (B, L, V) logits
-Calls = Callable[[int], Iterator[float]]  # this many calls of the network, one by one, each with its share of head rows
+# (number of calls) -> after each network call, the share of positions whose head it evaluated
+TimedCalls = Callable[[int], Iterator[float]]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What some calls of the network cost, the median of a few runs."""
+    """What some network calls cost: the median of a few runs."""
 
     seconds: float
     ratio: float  # to as many bare forwards
@@ -40,35 +43,36 @@ class Cost:
     head_rows: float  # rows of the head evaluated, as a fraction of calls x tokens
 
 
-class Bare(Wrapped):
-    """A denoiser whose body is a bare forward, head and all: its features are the logits."""
+class BareForward(WrappedDenoiser):
+    """A denoiser whose backbone is a bare forward with the head: its features are the logits."""
 
     def __init__(self, model: Duo, forward: Forward) -> None:
         super().__init__(model)
         self.forward = forward
 
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
-        return self.forward(tokens, torch.full(tokens.shape[:1], float(self.schedule.sigma(t)), device=tokens.device))
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        tokens, sigma = inputs.tokens, float(self.schedule.sigma(inputs.t))
+        return self.forward(tokens, torch.full(tokens.shape[:1], sigma, device=tokens.device))
 
     def head(self, features: Tensor) -> Tensor:
         return features
 
 
-def generation(model: Denoiser, sampler: Sampler, batch: int, backend: Backend | None = None) -> Calls:
+def generation(model: Denoiser, sampler: Sampler, batch: int, backend: Backend | None = None) -> TimedCalls:
     """Whole generations of one batch, from noise to the final step."""
 
     def calls(nfe: int) -> Iterator[float]:
-        counted = Counted(model)
+        counting = CountingDenoiser(model)
         fixed = torch.full((batch, model.length), -1, device=model.device)
         rng = CounterRNG(SEED, torch.arange(batch, device=model.device))
-        for _ in generate(sampler.replace(nfe=nfe), open_context(counted, rng, fixed, backend)):
-            yield counted.rows / fixed.numel()
-            counted.rows = 0
+        for _ in rollout(counting, sampler.replace(nfe=nfe), Inputs(fixed, rng, backend=backend)):
+            yield counting.rows / fixed.numel()
+            counting.rows = 0
 
     return calls
 
 
-def forwards(model: Duo, forward: Forward, batch: int) -> Calls:
+def forwards(model: Duo, forward: Forward, batch: int) -> TimedCalls:
     """Forwards with the head at every position, and nothing else."""
     tokens = torch.randint(model.vocab_size, (batch, model.length), device=model.device)
     sigma = torch.full((batch,), 0.7, device=model.device)
@@ -90,21 +94,24 @@ def side_by_side(
     with_released: bool = False,
     samplers: Mapping[str, Sampler] = SAMPLERS,
 ) -> dict[str, Cost | None]:
-    """Every sampler beside bare forwards, in turns, so that what slows one down slows the others; None for what does
-    not fit in memory. `bare` is what there is without limpet; on a GPU the model's own body and head, at every
-    position, stand beside. The released step goes round the bare forward."""
+    """Time every sampler beside bare forwards, alternately, so that other load slows all of them.
+
+    bare: the forward without limpet. runs: how often each is timed. with_released: also time the released sampler's
+    step around the bare forward. On a GPU the model's own backbone and head at every position are timed too. The cost
+    of what does not fit in memory is None."""
     contenders = {"bare": forwards(model, bare, batch)}
     if model.device.type == "cuda":
-        contenders["own forward"] = forwards(model, lambda tokens, _: model.head(model.body(tokens, 0.5)), batch)
+        own = forwards(model, lambda tokens, _: model.head(model.backbone(ModelInput(tokens, 0.5))), batch)
+        contenders["own forward"] = own
     contenders |= {name: generation(model, sampler, batch) for name, sampler in samplers.items()}
     if with_released:
         contenders |= released_generations(model, bare, batch, samplers)
     return measure(contenders, nfe, batch * model.length, runs, model.device)
 
 
-def released_generations(model: Duo, bare: Forward, batch: int, samplers: Mapping[str, Sampler]) -> dict[str, Calls]:
-    """Those of the samplers that were released, with the released step round a bare forward."""
-    around = Bare(model, bare)
+def released_generations(model: Duo, bare: Forward, batch: int, samplers: Mapping[str, Sampler]) -> dict[str, TimedCalls]:
+    """The native samplers, with the released step around a bare forward."""
+    around = BareForward(model, bare)
     return {
         f"released {name}": generation(around, sampler.replace(final_step="sample"), batch, released.BACKEND)
         for name, sampler in samplers.items()
@@ -113,11 +120,12 @@ def released_generations(model: Duo, bare: Forward, batch: int, samplers: Mappin
 
 
 def measure(
-    contenders: Mapping[str, Calls], nfe: int, tokens: int, runs: int, device: torch.device
+    contenders: Mapping[str, TimedCalls], nfe: int, tokens: int, runs: int, device: torch.device
 ) -> dict[str, Cost | None]:
-    """Run the contenders in turns; the first is what the others are compared with. On a CPU a turn is one call, so
-    that what slows the machine down for a while slows all of them; on a GPU, where calls are launched and not waited
-    for, it is a whole generation."""
+    """Run the contenders alternately and compare them with the first.
+
+    On a CPU they alternate after every call, so that other load slows all of them. On a GPU, where calls are launched
+    and not waited for, they alternate after a whole generation."""
     groups = [list(contenders)] if device.type == "cpu" else [[name] for name in contenders]
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, float | None] = {}
@@ -125,7 +133,7 @@ def measure(
     too_large: set[str] = set()
 
     def run(names: list[str], nfe: int) -> dict[str, float]:
-        """The seconds of those that fit."""
+        """The seconds of each contender that fits in memory."""
         taken, shares = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
         running = {name: contenders[name](nfe) for name in names}
         for number, name in itertools.product(range(nfe), names):
@@ -145,7 +153,7 @@ def measure(
     with torch.inference_mode():
         for turn, group in itertools.product(range(runs), groups):
             if turn == 0:
-                run(group, min(nfe, WARM))
+                run(group, min(nfe, WARMUP_CALLS))
             _settle(device)
             for name, total in run(group, nfe).items():
                 seconds[name].append(total)
@@ -160,7 +168,7 @@ def measure(
 
 
 def _settle(device: torch.device) -> None:
-    """Let the device finish, and forget its highest use of memory."""
+    """Wait for the device and reset its peak memory."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -168,7 +176,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _peak(device: torch.device) -> float | None:
-    """Let the device finish; the most memory allocated, in GiB."""
+    """Wait for the device; the peak of allocated memory in GiB, None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize()
@@ -178,7 +186,7 @@ def _peak(device: torch.device) -> float | None:
 def arithmetic(
     backends: Mapping[str, Backend], shape: tuple[int, int, int], steps: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Seconds that each backend takes over some steps of a native 64-call path, its logits given."""
+    """Seconds that each backend takes for some steps of a native trajectory of 64 calls, without the network."""
     batch, length, vocab_size = shape
     generator = torch.Generator(device).manual_seed(SEED)
     logits = 4 * torch.randn(shape, generator=generator, device=device)
@@ -188,12 +196,12 @@ def arithmetic(
     taken = dict.fromkeys(backends, 0.0)
     for call in range(63 // steps // 2, 63, 63 // steps):
         transition = Transition(call, tokens, every, ~every, ancestral((call + 1) / 65, (call + 2) / 65))
-        input = testing.input_of(transition, vocab_size, rng)
+        network_call = testing.network_call(transition, vocab_size, rng)
         for name, backend in backends.items():
-            testing.step(backend, logits, transition, input)  # memory and kernels are there when the clock starts
+            testing.step(backend, logits, transition, network_call)  # allocates memory and compiles kernels before the clock starts
             _settle(logits.device)
             begun = time.perf_counter()
-            testing.step(backend, logits, transition, input)
+            testing.step(backend, logits, transition, network_call)
             _peak(logits.device)
             taken[name] += time.perf_counter() - begun
     return taken

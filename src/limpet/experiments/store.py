@@ -1,12 +1,13 @@
-"""Where results live: one immutable pair of files for each unit, written beside and renamed, checked by digests.
+"""The files of results: each unit is an immutable pair of files, written atomically and checked by digests.
 
-    units/ab/abcd.../tokens.safetensors   the tokens, and what the sampler remembered
-    units/ab/abcd.../rows.json            the measurements; holds the digest of the tokens and its own seal
-    plans/STUDY/abcd....json              which units a study is made of, under a digest of what it asks for
-    log/                                  when and where units were made: told apart, as nothing rests on it
+    units/ab/abcd.../tokens.safetensors   the tokens and the sampler's memory
+    units/ab/abcd.../rows.json            the measurements, the digest of the tokens, and a checksum of its own
+    plans/STUDY/abcd....json              which units a study consists of, under a digest of the study's settings
+    leases/abcd...                        which units are being computed, and by which runner
+    log/                                  when and where units were computed; no result depends on it
 
-The rows are written last: a unit without them does not exist. A unit may name files of its own for the two. The path
-may be any that fsspec knows (s3://...); a folder needs no fsspec."""
+The rows are written last: a unit without them does not exist. Some units have files of other names. The path may be a
+folder or any address that fsspec knows, such as s3://bucket/store."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import socket
 import time
 import uuid
@@ -30,40 +30,51 @@ from torch import Tensor
 from limpet.errors import LimpetError, extra
 from limpet.models.tensor_files import Unheaded, read_header
 
-TOKENS, ROWS = "tokens.safetensors", "rows.json"
-KEY = re.compile(r"[0-9a-f]{40}")
-OLD = 7 * 86400.0  # seconds after which what was left half-written is nobody's any more
+DATA, ROWS = "tokens.safetensors", "rows.json"
+KEY_LENGTH = 40
+ABANDONED = 7 * 86400.0  # seconds after which a partial file belongs to no living runner
 
 
-class Spot(NamedTuple):
-    """The two files of a unit: what it holds, and the rows that seal it."""
+class UnitPaths(NamedTuple):
+    """The two files of a unit: its data, and the rows that hold the digest of the data."""
 
     data: str
     rows: str
 
 
-class Result(NamedTuple):
-    """What a unit of tensors holds."""
+class StoredUnit(NamedTuple):
+    """The content of a unit whose data are tensors."""
 
     tensors: dict[str, Tensor]
     rows: dict[str, Any]
 
 
-class Unwritable(LimpetError):
-    """The store takes no more: no use in working on."""
+class StoreWriteError(LimpetError):
+    """The store cannot be written, so the run must stop."""
 
 
-class Damaged(Exception):
-    """A unit that is there but does not hold what was written."""
+class DamagedUnitError(Exception):
+    """A unit is there but does not hold what was written."""
 
 
-def canonical(value: Any) -> bytes:
-    """The one way to write a value as JSON: equal values give equal bytes."""
+def canonical_json(value: Any) -> bytes:
+    """A value as JSON bytes; equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(data: bytes) -> str:
+    """The SHA-256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+def unit_key(facts: Any) -> str:
+    """The key of the unit whose result these facts decide."""
+    return digest(canonical_json(facts))[:KEY_LENGTH]
+
+
+def unit_paths(key: str) -> UnitPaths:
+    """The files of a unit that has no names of its own."""
+    return UnitPaths(f"units/{key[:2]}/{key}/{DATA}", f"units/{key[:2]}/{key}/{ROWS}")
 
 
 class Store:
@@ -72,7 +83,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path).removeprefix("file://")
         self._local = "://" not in self.path
-        if self._local:  # whole, so that workers elsewhere mean the same folder
+        if self._local:  # an absolute path, so that other processes mean the same folder
             self.path = self._root = os.path.abspath(os.path.expanduser(self.path))
             return
         try:
@@ -84,87 +95,145 @@ class Store:
 
     # Units
 
-    def read(self, key: str) -> Result | None:
-        """A unit of tensors, None where there is none; raises Damaged where it is not what was written."""
-        found = self.sealed(key, _spot(key))
+    def read(self, key: str) -> StoredUnit | None:
+        """A unit of tensors, or None if there is none; raises DamagedUnitError."""
+        found = self.read_data(key, unit_paths(key))
         if found is None:
             return None
         data, rows = found
         try:
             read_header(io.BytesIO(data))
-            return Result(safetensors.torch.load(data), rows)
+            return StoredUnit(safetensors.torch.load(data), rows)
         except (Unheaded, SafetensorError, KeyError) as error:
-            raise Damaged(f"{TOKENS} holds no tensors") from error
+            raise DamagedUnitError(f"{DATA} holds no tensors") from error
 
-    def sealed(self, key: str, at: Spot) -> tuple[bytes, dict[str, Any]] | None:
-        """The bytes of a unit and its rows, None where there is none; raises Damaged."""
-        raw = self._get(at.rows)
-        if raw is None:
+    def read_data(self, key: str, paths: UnitPaths) -> tuple[bytes, dict[str, Any]] | None:
+        """The data of a unit as bytes, and its rows, or None if there is none; raises DamagedUnitError."""
+        rows = self.read_rows(key, paths)
+        if rows is None:
             return None
-        data_name, rows_name = (name.rpartition("/")[2] for name in at)
-        try:
-            rows = json.loads(raw)
-            del rows["seal"]
-            sealed = _sealed(rows)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise Damaged(f"{rows_name} is cut short or overwritten") from error
-        if raw != sealed or rows.get("key") != key:
-            raise Damaged(f"{rows_name} does not match its seal")
-        # A seal shows a slip of the disk, not a hand: that these are the rows of what was asked for, the key shows.
-        if key_of(rows.get("facts")) != key:
-            raise Damaged(f"{rows_name} tells of other facts than its key")
-        data = self._get(at.data)
+        data = self._get(paths.data)
         if data is None:
-            raise Damaged(f"{data_name} is gone")
-        if digest(data) != rows.get("tokens"):
-            raise Damaged(f"{data_name} does not match its digest")
+            raise DamagedUnitError(f"{_file_name(paths.data)} is missing")
+        if digest(data) != rows.get("data_digest"):
+            raise DamagedUnitError(f"{_file_name(paths.data)} does not match its digest")
         return data, rows
 
-    def look(self, key: str, at: Spot | None = None) -> tuple[Any, str]:
-        """A unit that is there and whole; or None, and what is wrong with one that is not whole."""
+    def read_rows(self, key: str, paths: UnitPaths) -> dict[str, Any] | None:
+        """The rows of a unit, or None if there is none; raises DamagedUnitError. The data are not read."""
+        raw = self._get(paths.rows)
+        if raw is None:
+            return None
+        name = _file_name(paths.rows)
         try:
-            return self.read(key) if at is None else self.sealed(key, at), ""
-        except Damaged as damage:
+            rows: dict[str, Any] = json.loads(raw)
+            del rows["checksum"]
+            written = _with_checksum(rows)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise DamagedUnitError(f"{name} is cut short or overwritten") from error
+        if raw != written or rows.get("key") != key:
+            raise DamagedUnitError(f"{name} does not match its checksum")
+        # A checksum shows a fault of the disk. The key shows that these are the rows of the unit that was asked for.
+        if unit_key(rows.get("facts")) != key:
+            raise DamagedUnitError(f"{name} has other facts than its key")
+        return rows
+
+    def inspect(self, key: str, paths: UnitPaths | None = None) -> tuple[Any, str]:
+        """The whole unit and "", or None and what is wrong with it ("" if there is none)."""
+        try:
+            return self.read(key) if paths is None else self.read_data(key, paths), ""
+        except DamagedUnitError as damage:
             return None, str(damage)
 
-    def write(self, key: str, made: dict[str, Tensor] | bytes, rows: dict[str, Any], at: Spot | None = None) -> None:
-        """Publish a unit. Two workers that do so at once write the same bytes, so one result stays."""
-        if not isinstance(made, bytes):  # one entry of metadata: safetensors does not promise an order for more
-            made = safetensors.torch.save({name: made[name].contiguous() for name in sorted(made)}, {"key": key})
-        at = at or _spot(key)
-        self._put(at.data, made)
-        self._put(at.rows, _sealed({**rows, "key": key, "tokens": digest(made)}))
+    def inspect_rows(self, key: str) -> tuple[dict[str, Any] | None, str]:
+        """The rows of a unit whose data are there, and ""; or None and what is wrong. The data are not read."""
+        paths = unit_paths(key)
+        try:
+            return (self.read_rows(key, paths) if self.exists(paths.data) else None), ""
+        except DamagedUnitError as damage:
+            return None, str(damage)
+
+    def write(
+        self, key: str, data: dict[str, Tensor] | bytes, rows: dict[str, Any], paths: UnitPaths | None = None
+    ) -> None:
+        """Publish a unit. Two workers that publish the same unit write the same bytes."""
+        if not isinstance(data, bytes):  # one entry of metadata: safetensors promises no order for more
+            data = safetensors.torch.save({name: data[name].contiguous() for name in sorted(data)}, {"key": key})
+        paths = paths or unit_paths(key)
+        self._put(paths.data, data)
+        self._put(paths.rows, _with_checksum({**rows, "key": key, "data_digest": digest(data)}))
 
     # Plans and the log
 
     def write_plan(self, name: str, plan: dict[str, Any]) -> None:
+        """Write which units a study consists of."""
         self._put(f"plans/{name}.json", json.dumps(plan, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
     def read_plan(self, name: str) -> dict[str, Any]:
-        """A study's plan, if it has been run and its plan is whole: cells with names, and as many keys as shards."""
-        with suppress(ValueError, RecursionError, KeyError, TypeError, Damaged):
+        """A study's plan: cells with names, and one key for each seed. Raises if the study has not been run."""
+        with suppress(ValueError, RecursionError, KeyError, TypeError, DamagedUnitError):
             plan: dict[str, Any] = json.loads(self._get(f"plans/{name}.json") or b"")
-            canonical(plan)
-            if all(type(cell["name"]) is str and _are_keys(cell["keys"], plan["shards"]) for cell in plan["cells"]):
+            canonical_json(plan)
+            if all(type(cell["name"]) is str and _are_keys(cell["keys"], plan["seeds"]) for cell in plan["cells"]):
                 return plan
         raise LimpetError(f"the store {self.path} holds no run of {name.partition('/')[0]}: run the study first")
 
     def log(self, entry: dict[str, Any]) -> None:
-        """A remark about a run on this machine; never read by the laboratory."""
+        """Note something about a run on this machine. No result depends on it."""
         if not self._local:
             return
-        path = Path(self._root) / "log" / f"{_runner()}.jsonl"
-        with suppress(OSError):  # a full disk must not stop a run for the sake of a remark
+        path = Path(self._root) / "log" / f"{runner_id()}.jsonl"
+        with suppress(OSError):  # a full disk must not stop a run for the sake of a note
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, sort_keys=True) + "\n")
 
     # Files
 
+    def exists(self, name: str) -> bool:
+        """Whether a file is there; its content is not read."""
+        path = f"{self._root}/{name}"
+        return os.path.isfile(path) if self._local else bool(self._files.exists(path))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file; False if there is one already, in which case it is left as it is."""
+        path = f"{self._root}/{name}"
+        try:
+            if self._local:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(data)
+            else:
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self._files.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._write_error(error) from error
+        return True
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Write a file in the place of an earlier one."""
+        self._put(name, data)
+
+    def content(self, name: str) -> bytes | None:
+        """The bytes of a file, or None if there is none."""
+        return self._get(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one."""
+        path = f"{self._root}/{name}"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if self._local:
+                self._clear(path)
+                os.unlink(path)
+            else:
+                self._files.rm_file(path)
+
     def _get(self, name: str) -> bytes | None:
         path = f"{self._root}/{name}"
         if self._local and os.path.lexists(path) and not os.path.isfile(path):
-            raise Damaged(f"{name.rpartition('/')[2]} is no file")  # and a pipe would be waited for
+            raise DamagedUnitError(f"{_file_name(name)} is not a file")  # reading a pipe would never end
         try:
             data: bytes = Path(path).read_bytes() if self._local else self._files.cat_file(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -174,8 +243,8 @@ class Store:
         return data
 
     def _put(self, name: str, data: bytes) -> None:
-        """All of a file or none of it. Object stores do so by themselves; in a folder it is written beside."""
-        path, partial = f"{self._root}/{name}", f"{self._root}/partial/{_runner()}-{uuid.uuid4().hex}"
+        """Write all of a file or none of it. Object stores do so by themselves."""
+        path, partial = f"{self._root}/{name}", f"{self._root}/partial/{runner_id()}-{uuid.uuid4().hex}"
         try:
             if self._local:
                 self._clear(path)
@@ -187,79 +256,94 @@ class Store:
                 self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._files.pipe_file(path, data)
         except OSError as error:
-            raise Unwritable(
-                f"the store {self.path} cannot be written ({error.strerror or error}): every finished unit is kept; "
-                "make room or name another store, and run again"
-            ) from error
-        finally:  # a full disk, or Ctrl-C
+            raise self._write_error(error) from error
+        finally:  # after a full disk or Ctrl-C
             if self._local:
                 with suppress(OSError):
                     os.unlink(partial)
 
+    def _write_error(self, error: OSError) -> StoreWriteError:
+        return StoreWriteError(
+            f"the store {self.path} cannot be written ({error.strerror or error}): every finished unit is kept; "
+            "make room or name another store, and run again"
+        )
+
     def _clear(self, path: str) -> None:
-        """Move what is no file out of a unit's way, and what is no folder out of its folders'."""
+        """Move aside what stands where a file or one of its folders should be and is neither."""
         folder = os.path.dirname(path)
-        parts = [parent for parent in map(str, Path(folder).parents) if parent.startswith(f"{self._root}/")]
-        wrong = [one for one in (*parts, folder) if os.path.lexists(one) and not os.path.isdir(one)]
+        parents = [parent for parent in map(str, Path(folder).parents) if parent.startswith(f"{self._root}/")]
+        wrong = [one for one in (*parents, folder) if os.path.lexists(one) and not os.path.isdir(one)]
         wrong += [path] if os.path.isdir(path) and not os.path.islink(path) else []
         for one in wrong:
             aside = f"{self._root}/strange/{uuid.uuid4().hex}"
             os.makedirs(os.path.dirname(aside), exist_ok=True)
             os.replace(one, aside)
 
-    def sweep(self) -> None:
-        """Take away what runners left half-written that are no more: those of these processes' kind, and whatever has
-        lain there for days. Whether a runner in another container or on another machine lives, nobody here can tell."""
+    def remove_partial_files(self) -> None:
+        """Remove the partial files and leases of runners that have died on this machine, and those older than a week.
+
+        Nobody here can tell whether a runner in another container or on another machine is alive."""
         if not self._local:
             return
         for partial in Path(self._root).glob("partial/*"):
-            runner, pid, _ = (*partial.name.rsplit("-", 2), "", "")[:3]
             with suppress(OSError):
-                dead = runner == _place() and pid.isdecimal() and not _alive(int(pid))
-                if dead or time.time() - partial.lstat().st_mtime > OLD:
+                if is_dead(partial.name.rpartition("-")[0]) or _is_abandoned(partial):
                     partial.unlink(missing_ok=True)
+        for lease in Path(self._root).glob("leases/*"):
+            with suppress(OSError, ValueError):
+                if is_dead(lease.read_text().partition(" ")[0]) or _is_abandoned(lease):
+                    lease.unlink(missing_ok=True)
 
 
-def _sealed(rows: dict[str, Any]) -> bytes:
-    return json.dumps(
-        {**rows, "seal": digest(canonical(rows))}, sort_keys=True, indent=0, ensure_ascii=False, allow_nan=False
-    ).encode()
+def _is_abandoned(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime > ABANDONED
 
 
-def _spot(key: str) -> Spot:
-    """Where a unit of tensors lies."""
-    return Spot(f"units/{key[:2]}/{key}/{TOKENS}", f"units/{key[:2]}/{key}/{ROWS}")
+def _file_name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
-def key_of(facts: Any) -> str:
-    """The key of the unit that facts decide."""
-    return digest(canonical(facts))[:40]
+def _with_checksum(rows: dict[str, Any]) -> bytes:
+    checked = {**rows, "checksum": digest(canonical_json(rows))}
+    return json.dumps(checked, sort_keys=True, indent=0, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _are_keys(keys: Any, shards: Any) -> bool:
-    return len(keys) == len(shards) and all(type(key) is str and KEY.fullmatch(key) for key in keys)
+def _are_keys(keys: Any, seeds: Any) -> bool:
+    hexadecimal = set("0123456789abcdef")
+    valid = (type(key) is str and len(key) == KEY_LENGTH and set(key) <= hexadecimal for key in keys)
+    return len(keys) == len(seeds) and all(valid)
+
+
+# Runners
 
 
 @cache
-def _place() -> str:
-    """Where process numbers mean the same: this host, since it was started, in this namespace of processes."""
+def process_space() -> str:
+    """Where process numbers mean the same: this host since it was started, in this namespace of processes."""
     marks = [socket.gethostname()]
     with suppress(OSError):
         marks.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         marks.append(os.readlink("/proc/self/ns/pid"))
     host = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in marks[0])
-    return f"{host}-{digest(canonical(marks))[:12]}"
+    return f"{host}-{digest(canonical_json(marks))[:12]}"
 
 
-def _runner() -> str:
-    return f"{_place()}-{os.getpid()}"
+def runner_id() -> str:
+    """The name of this process among all that work on a store."""
+    return f"{process_space()}-{os.getpid()}"
 
 
-def _alive(pid: int) -> bool:
+def is_dead(runner: str) -> bool:
+    """Whether a runner was a process of this machine that has ended; False where nobody here can tell."""
+    space, _, pid = runner.rpartition("-")
+    return space == process_space() and pid.isdecimal() and not _is_alive(int(pid))
+
+
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # another user's; or a number that no process has
+    except (OSError, OverflowError):  # another user's process, or a number that no process has
         pass
     return True

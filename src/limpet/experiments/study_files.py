@@ -1,6 +1,6 @@
-"""A study from a TOML file: every mistake is found before any work, and named with its line.
+"""Studies from TOML files. Every mistake is found before any work and is reported with its place in the file.
 
-A file holds the fields of `Document`; docs/reproduce.md shows one."""
+A file has the fields of `StudyFile`; docs/reproduce.md shows one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,28 @@ from typing import Any
 
 from limpet import registry
 from limpet.errors import LimpetError
-from limpet.evaluation.comparison import SHARDS
 from limpet.experiments import units
-from limpet.experiments.contents import Contrast, Entry, Page, Table, number
-from limpet.experiments.resources import Shelf
+from limpet.experiments.model_cache import ModelCache
+from limpet.experiments.report_content import Contrast, Entry, ReportContent, Table, format_estimate
 from limpet.experiments.results import Results
-from limpet.experiments.study import DIVERSITY, Cell, Judging, Prompts, Study
+from limpet.experiments.study import DIVERSITY_METRICS, Cell, JudgeSpec, Prompts, Study
 from limpet.files import Toml
+from limpet.generation import SEEDS
 from limpet.samplers import Sampler, available, find, params
+
+COLUMNS = 4  # of numbers in a table
+UNITS = {  # of each measure, and the better direction where there is one
+    "entropy": "entropy (nats)",
+    "dist-4": "dist-4 (higher is better)",
+    "rep-4": "rep-4 (lower is better)",
+    "self-bleu": "self-bleu (lower is better)",
+    "committed": "committed (tokens)",
+}
 
 
 @dataclass(frozen=True)
-class Difference:
-    """An arm less another, in a measure."""
+class ContrastSpec:
+    """One sampler minus another, in a measure."""
 
     of: str
     against: str
@@ -33,126 +42,143 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Document:
+class StudyFile:
     """The fields of a file."""
 
     name: str = ""
     title: str = ""
-    model: str = ""  # a name, or
-    models: tuple[str, ...] = ()  # several, each with every arm
-    shards: tuple[int, ...] = SHARDS
-    samples: int = 16
+    model: str = ""  # one name, or
+    models: tuple[str, ...] = ()  # several, each with every sampler
+    seeds: tuple[int, ...] = SEEDS
+    samples: int = 16  # per seed
     length: int | None = None
-    judges: tuple[Judging, ...] = ()  # names, or {name = "gpt2-large", convention = "text"}; none for an exact source
-    metrics: tuple[str, ...] = DIVERSITY
-    common: dict[str, Any] = field(default_factory=dict)  # parameters of every arm that has them
+    judges: tuple[JudgeSpec, ...] = ()  # names, or {name = "gpt2-large", convention = "text"}
+    metrics: tuple[str, ...] = DIVERSITY_METRICS
+    common: dict[str, Any] = field(default_factory=dict)  # parameters of every sampler that has them
     prompts: Prompts | None = None
-    # By name, each as on the command line, "native top_p=0.9", or a table: `sampler`, which may be ./mine.py:Mine
-    # beside the file, its parameters (`horizon = inf` is for ever), and `replay`, an arm to select as.
-    arms: dict[str, Any] = field(default_factory=dict)
-    contrasts: tuple[Difference, ...] = ()
+    # By name, each a text as on the command line, "native top_p=0.9", or a table: `sampler`, which may be
+    # ./mine.py:Mine beside the file, its parameters (`horizon = inf` is no limit), and `replay`, another of these
+    # names whose selection is repeated.
+    samplers: dict[str, Any] = field(default_factory=dict)
+    contrasts: tuple[ContrastSpec, ...] = ()
 
 
-def load(path: str | Path, shelf: Shelf | None = None) -> Study:
-    """Read a study; with a shelf, its models and judges are loaded too, so that a missing one is found here."""
+def load(path: str | Path, models: ModelCache | None = None) -> Study:
+    """Read a study from a file.
+
+    models: where its models and judges are loaded, so that a missing one is reported; default: they are not loaded."""
     file = Toml(path, "name a study's file")
-    given = file.build(Document)
-    which, name, prompts = "models" if given.models else "model", given.name or file.path.stem, given.prompts
+    spec = file.build(StudyFile)
+    which, name, prompts = "models" if spec.models else "model", spec.name or file.path.stem, spec.prompts
     with file.at(which):
-        if bool(given.model) == bool(given.models):
+        if bool(spec.model) == bool(spec.models):
             raise LimpetError("a study has either model, one name, or models, a list of names")
     with file.at("name"):
         if not re.fullmatch(r"[\w.-]+", name):
             raise LimpetError(f"name is {name!r}; it takes letters, digits, dots and dashes")
-    models, arms = given.models or (given.model,), _arms(file, given)
+    names, samplers = spec.models or (spec.model,), _read_samplers(file, spec)
     if prompts and (beside := file.path.parent / prompts.texts).is_file():
         prompts = replace(prompts, texts=str(beside))
 
-    def named(model: str, arm: str) -> str:
-        return arm if len(models) == 1 else f"{model}/{arm}"
+    def cell_name(model: str, sampler: str) -> str:
+        return sampler if len(names) == 1 else f"{model}/{sampler}"
 
-    def show(results: Results) -> Page:
-        found = []
-        for model in models:
-            for one in given.contrasts:
-                of, against = named(model, one.of), named(model, one.against)
+    def build_report(results: Results) -> ReportContent:
+        contrasts = []
+        for model in names:
+            for one in spec.contrasts:
+                of, against = cell_name(model, one.of), cell_name(model, one.against)
                 estimate = results.contrast(of, against, measure=one.measure)
-                found.append(Contrast(f"{one.measure}: {of} less {against}", estimate))
-        return Page(tables=(_table(results),), contrasts=tuple(found))
+                contrasts.append(Contrast(f"{one.measure}: {of} minus {against}", estimate))
+        return ReportContent(tables=_tables(results), contrasts=tuple(contrasts))
 
     cells = tuple(
-        Cell(named(model, arm), _beside(file, model), sampler, given.samples, given.length, prompts,
-             replay and named(model, replay))
-        for model in models
-        for arm, (sampler, replay) in arms.items()
-    )  # fmt: skip
-    with file.at("arms"):
-        study = Study(name, given.title or name, cells, given.shards, show, given.judges, given.metrics)
-    if shelf is not None:
-        for one in dict.fromkeys(cell.model for cell in cells):
-            with file.at(which):
-                model = shelf.model(one)
-            with file.at("judges"):
-                units.judges_of(study, model, shelf)
+        Cell(
+            cell_name(model, sampler_name),
+            _beside(file, model),
+            sampler,
+            spec.samples,
+            spec.length,
+            prompts,
+            replay and cell_name(model, replay),
+        )
+        for model in names
+        for sampler_name, (sampler, replay) in samplers.items()
+    )
+    with file.at("samplers"):
+        study = Study(name, spec.title or name, cells, spec.seeds, build_report, spec.judges, spec.metrics)
+    for model in dict.fromkeys(cell.model for cell in cells) if models is not None else ():
+        assert models is not None
+        with file.at(which):
+            loaded = models.model(model)
+        with file.at("judges"):
+            units.resolve_judges(study, loaded, models)
     return study
 
 
-def _table(results: Results) -> Table:
-    scores = dict.fromkeys((f"ppl:{judge}" for judge in results.judges), 2)
-    digits = {**scores, **dict.fromkeys(results.study.metrics, 4), "committed": 1}
-    rows = tuple(
-        (Entry(cell.name), *(Entry(number(results(cell.name, measure), count)) for measure, count in digits.items()))
-        for cell in results.study.samples
-    )
-    head = ("Cell", *(f"GenPPL ({judge})" for judge in results.judges), *results.study.metrics, "committed")
-    return Table("cells", "Every cell: mean ± standard error over shards.", head, (rows,))
+def _tables(results: Results) -> tuple[Table, ...]:
+    """Every cell in every measure, a few columns in each table."""
+    columns = [(f"ppl:{judge}", f"GenPPL, {judge} (lower is better)", 2) for judge in results.judges]
+    columns += [(metric, UNITS.get(metric, metric), 4) for metric in results.study.metrics]
+    columns.append(("committed", UNITS["committed"], 1))
+    tables = []
+    for start in range(0, len(columns), COLUMNS):
+        part = columns[start : start + COLUMNS]
+        rows = tuple(
+            (Entry(cell.name), *(Entry(format_estimate(results(cell.name, name), digits)) for name, _, digits in part))
+            for cell in results.study.sample_cells
+        )
+        head = ("cell", *(title for _, title, _ in part))
+        tables.append(Table(f"cells-{len(tables) + 1}", "Mean ± standard error over seeds.", head, (rows,)))
+    return tuple(tables)
 
 
 def _beside(file: Toml, name: str) -> str:
-    """A Python file that a study names stands beside the study."""
+    """The path of a Python file that stands beside the study's file."""
     return str(file.path.parent / name) if registry.is_file(name) else name
 
 
-def _arms(file: Toml, given: Document) -> dict[str, tuple[Sampler, str | None]]:
-    """Each arm's sampler, and what it replays; all that names an arm names one of them."""
-    with file.at("arms"):
-        if not given.arms:
-            raise LimpetError("a study has one table for each arm, [arms.NAME], and may have [common]")
-    found = {name: _arm(file, name, arm, given.common) for name, arm in given.arms.items()}
-    there = dict.fromkeys(param for sampler, _ in found.values() for param in params(type(sampler)))
-    for param in given.common:
-        file.hold(there, "no arm has a parameter", param, "common", param)
+def _read_samplers(file: Toml, spec: StudyFile) -> dict[str, tuple[Sampler, str | None]]:
+    """Each sampler and what it replays; every reference to a sampler is checked."""
+    with file.at("samplers"):
+        if not spec.samplers:
+            raise LimpetError("a study has one table for each sampler, [samplers.NAME], and may have [common]")
+    found = {name: _read_sampler(file, name, value, spec.common) for name, value in spec.samplers.items()}
+    known = dict.fromkeys(param for sampler, _ in found.values() for param in params(type(sampler)))
+    for param in spec.common:
+        file.hold(known, "no sampler has a parameter", param, "common", param)
     for name, (_, replay) in found.items():
         if replay is not None:
-            file.hold(found, f"arm {name} replays", str(replay), "arms", name, "replay")
-    for i, one in enumerate(given.contrasts):
+            file.hold(found, f"sampler {name} replays", str(replay), "samplers", name, "replay")
+    for i, one in enumerate(spec.contrasts):
         file.hold(found, "of is", one.of, "contrasts", i, "of")
         file.hold(found, "against is", one.against, "contrasts", i, "against")
     return found
 
 
-def _arm(file: Toml, name: str, arm: Any, common: Mapping[str, Any]) -> tuple[Sampler, str | None]:
-    """An arm's table, or its line as on the command line, and the common parameters under its own."""
-    table = arm
-    if isinstance(arm, str):
-        first, *settings = arm.split() or [""]
+def _read_sampler(file: Toml, name: str, value: Any, common: Mapping[str, Any]) -> tuple[Sampler, str | None]:
+    """A sampler from its table or its text. Its own parameters replace the common ones."""
+    is_text, table = isinstance(value, str), value
+    if is_text:
+        first, *settings = value.split() or [""]
         table = {"sampler": first, **dict(setting.partition("=")[::2] for setting in settings)}
-    with file.at("arms", name):
+    with file.at("samplers", name):
         if not isinstance(table, dict) or not isinstance(table.get("sampler"), str):
-            raise LimpetError(f"arm {name} names no sampler; it takes {', '.join(available())}, or ./file.py:Name")
-    with file.at("arms", name, "sampler"):
+            raise LimpetError(f"{name} names no sampler; it takes {', '.join(available())}, or ./file.py:Name")
+    with file.at("samplers", name, "sampler"):
         kind = find(_beside(file, table["sampler"]))
-    there, values = params(kind), {}
-    shared = {key: ("common", key) for key in common if key in there}
-    own = {key: ("arms", name, key) for key in table if key not in ("sampler", "replay")}
-    for key, where in {**shared, **own}.items():  # one at a time, so that the line is the parameter's own
-        file.hold(there, f"{table['sampler']} has no parameter", key, *where)
-        with file.at(*where):
-            value = table[key] if key in own else common[key]
-            value = there[key].read(value) if key in own and isinstance(arm, str) else value
-            # TOML has no null: an infinite whole number is none.
-            values[key] = None if value == math.inf and there[key].kind is int else value
-            if not there[key].accepts(values[key]):
-                raise LimpetError(f"{table['sampler']} has {key} {value!r}; it takes {there[key].takes}")
-    with file.at("arms", name):
+    known, values = params(kind), {}
+    places = {key: ("common", key) for key in common if key in known}
+    places |= {key: ("samplers", name, key) for key in table if key not in ("sampler", "replay")}
+    for key, place in places.items():  # one at a time, so that a mistake is reported with its own place
+        file.hold(known, f"{table['sampler']} has no parameter", key, *place)
+        with file.at(*place):
+            setting = table[key] if place[0] == "samplers" else common[key]
+            if is_text and place[0] == "samplers":
+                setting = known[key].read(setting)
+            # TOML has no null: an infinite whole number stands for None.
+            values[key] = None if setting == math.inf and known[key].kind is int else setting
+            if not known[key].accepts(values[key]):
+                raise LimpetError(f"{table['sampler']} has {key} {setting!r}; it takes {known[key].takes}")
+    with file.at("samplers", name):
         return kind(**values), table.get("replay")

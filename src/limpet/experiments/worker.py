@@ -1,4 +1,4 @@
-"""A worker: it walks a group of units, measures each as it is done, and publishes it in the store."""
+"""A worker: computes the units of a group, evaluates each, and publishes it in the store."""
 
 from __future__ import annotations
 
@@ -15,142 +15,182 @@ from torch import Tensor
 
 from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
-from limpet.evaluation import scoring
+from limpet.evaluation import SampleSet, evaluate, features, text_pieces
 from limpet.evaluation.judges import Judge
-from limpet.evaluation.metrics import mauve
 from limpet.evaluation.statistics import numbers
-from limpet.experiments import branching
-from limpet.experiments.branching import PAPERS, Trail
-from limpet.experiments.resources import Shelf, provenance
-from limpet.experiments.store import Store, Unwritable
-from limpet.experiments.study import Judging
-from limpet.experiments.units import MAUVE, Unit, Walk
-from limpet.generation import Counted, at_once, given_tokens
+from limpet.experiments.branching import PAPER_MASKS, Branch, sample_units
+from limpet.experiments.leases import Leases
+from limpet.experiments.model_cache import ModelCache, provenance
+from limpet.experiments.store import Store, StoreWriteError, unit_paths
+from limpet.experiments.study import JudgeSpec
+from limpet.experiments.units import MAUVE_STARTS, SamplingUnit, Unit, metric_names
+from limpet.generation import CountingDenoiser, Inputs, default_batch_size, fixed_tokens
 from limpet.models import Denoiser
 from limpet.models.duo import Precision
-from limpet.samplers.context import open_context
 
-TEXTS = 2  # of a shard, that a report shows
+TEXTS_PER_UNIT = 2  # samples whose text is stored, for reports
+POLL = 0.2  # seconds between two looks at a unit that another runner computes
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every worker of a run is told once."""
+class WorkerConfig:
+    """What every worker of a run needs to know."""
 
     store: str
-    judges: tuple[Judging, ...]
+    judges: tuple[JudgeSpec, ...]
     metrics: tuple[str, ...]
     precision: Precision = "float32"
-    real: str | None = None  # a text that samples are held against
-    threads: int | None = None  # of torch on the CPU; None leaves it alone
-    which: Mapping[str, str] = field(default_factory=dict)  # of the models' weights, where it was told
+    reference_text: str | None = None  # what MAUVE compares samples with
+    threads: int | None = None  # of torch on the CPU; default: torch's own choice
+    load_options: Mapping[str, str] = field(default_factory=dict)  # which of a model's weights
 
 
-class Event(NamedTuple):
-    """A unit that is there, or why it is not."""
+class UnitEvent(NamedTuple):
+    """What became of a unit."""
 
     unit: Unit
     error: str | None = None
-    fatal: bool = False  # nothing else can be made either
-    made: bool = True  # here and now; else it was found: another runner's
+    fatal: bool = False  # nothing else can be computed either
+    computed: bool = True  # by this worker; False if another runner had published it
+    busy: bool = False  # another runner is computing it: the executor tries the group again later
 
 
 class Worker:
     """Models and judges on one device, and the store that results go to."""
 
-    def __init__(self, job: Job, device: str | None = None, shelf: Shelf | None = None) -> None:
-        if job.threads:
-            torch.set_num_threads(job.threads)
-        self.job, self.store = job, Store(job.store)
-        self.shelf = shelf or Shelf(device, job.precision, job.which)
+    def __init__(self, config: WorkerConfig, device: str | None = None, models: ModelCache | None = None) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config, self.store = config, Store(config.store)
+        self.models = models or ModelCache(device, config.precision, config.load_options)
+        self.leases = Leases(self.store)
+        self._seen_busy: set[str] = set()
 
-    def work(self, group: Sequence[Unit]) -> Iterator[Event]:
-        """Make the units of a group that are not there yet; what fails is told, and loses nothing that is done."""
-        begun = time.monotonic()
-        left = {unit.key: unit for unit in group if self.store.look(unit.key, unit.at)[0] is None}
-        yield from (Event(unit, made=False) for unit in group if unit.key not in left)
+    def work(self, group: Sequence[Unit]) -> Iterator[UnitEvent]:
+        """Compute the units of a group that are not there yet. A failure loses nothing that is finished."""
+        begun, keys = time.monotonic(), [unit.key for unit in group]
+        left = {unit.key: unit for unit in group}
         try:
+            if not self.leases.acquire(keys):
+                if keys[0] in self._seen_busy:
+                    time.sleep(POLL)
+                self._seen_busy.add(keys[0])
+                yield from (UnitEvent(unit, computed=False, busy=True) for unit in group)
+                return
+            for unit in group:
+                if self._is_published(unit):
+                    yield UnitEvent(left.pop(unit.key), computed=False)
             with torch.inference_mode():
-                for unit, made, rows in self._made(list(left.values())):
-                    self.store.write(unit.key, made, {"facts": unit.facts, **rows}, unit.at)
+                for unit, data, rows in self._results(list(left.values())):
+                    self.store.write(unit.key, data, {"facts": unit.facts, **rows}, unit.paths)
                     seconds, begun = time.monotonic() - begun, time.monotonic()
                     self.store.log({"unit": unit.key, "name": unit.name, "seconds": seconds})
-                    del left[unit.key]
-                    yield Event(unit)
+                    yield UnitEvent(left.pop(unit.key))
         except Exception as error:
             reason = str(error) if isinstance(error, LimpetError) else f"{type(error).__name__}: {error}"
-            yield from (Event(unit, reason, isinstance(error, Unwritable)) for unit in left.values())
+            yield from (UnitEvent(unit, reason, isinstance(error, StoreWriteError)) for unit in left.values())
+        finally:
+            self.leases.release(keys)
 
-    def _made(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor] | bytes, dict[str, Any]]]:
-        """What the store is to keep of each unit."""
-        walks = [unit for unit in units if isinstance(unit, Walk)]
-        for walk, trails in self._walked(walks) if walks else ():
-            yield walk, *self._measured(walk, trails)
-        for unit in units:
-            if not isinstance(unit, Walk):
-                yield unit, *unit.made(self.shelf)
+    def _is_published(self, unit: Unit) -> bool:
+        """Whether the rows are there, which are written last. The runner has read and checked what was there before."""
+        return self.store.exists((unit.paths or unit_paths(unit.key)).rows)
 
-    def _walked(self, walks: Sequence[Walk]) -> Iterator[tuple[Walk, list[Trail]]]:
-        """Walks that begin alike, batch by batch."""
-        first, cell = walks[0], walks[0].cell
-        model = Counted(self.shelf.model(cell.model))
-        prefix = None if first.prefixes is None else torch.tensor(first.prefixes)
-        given = given_tokens(model, cell.n, first.length, prefix, None).to(model.device)
-        # The batch is fixed, as a network may round otherwise in another.
-        batches = torch.split(torch.arange(cell.n, device=model.device), at_once(model.device, first.length))
-        opened = [open_context(model, CounterRNG(first.seed, cell.first + rows), given[rows]) for rows in batches]
-        return branching.walk(walks, opened, self._memory)
+    def _results(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor] | bytes, dict[str, Any]]]:
+        """The data and rows of each unit."""
+        sampling = [unit for unit in units if isinstance(unit, SamplingUnit)]
+        for unit, branches in self._sampled(sampling) if sampling else ():
+            yield unit, *self._evaluated(unit, branches)
+        for other in units:
+            if not isinstance(other, SamplingUnit):
+                yield other, *other.compute(self.models)
+
+    def _sampled(self, units: Sequence[SamplingUnit]) -> Iterator[tuple[SamplingUnit, list[Branch]]]:
+        """Samples of units that start from the same noise, batch by batch."""
+        first, cell = units[0], units[0].cell
+        model = CountingDenoiser(self.models.model(cell.model))
+        prompt = None if first.prompts is None else torch.tensor(first.prompts)
+        fixed = fixed_tokens(model, cell.n, first.length, prompt, None).to(model.device)
+        # The batch size is part of the result, because a network may round otherwise in another batch.
+        size = default_batch_size(model.device, first.length)
+        batches = [
+            (rows, Inputs(fixed[rows], CounterRNG(first.seed, cell.first + rows)))
+            for rows in torch.split(torch.arange(cell.n, device=model.device), size)
+        ]
+        return sample_units(model, units, batches, self._memory)
 
     @cache  # noqa: B019  a worker lives as long as its run
-    def _real(self, judge: Judge, model: Denoiser, n: int, length: int) -> NDArray[np.float32]:
-        """The features of the real text in pieces as long as the samples: as many, spread evenly over it, or all."""
-        pieces = scoring.pieces(model, self.job.real or "", length)
+    def _reference(self, judge: Judge, model: Denoiser, n: int, length: int) -> NDArray[np.float32]:
+        """Features of n pieces of the reference text, as long as the samples and spread evenly over it."""
+        pieces = [ids for _, ids in text_pieces(model, self.config.reference_text or "", length).ids or ()]
         chosen = np.linspace(0, len(pieces) - 1, min(n, len(pieces))).round().astype(int)
-        return scoring.features(judge, model, [pieces[i] for i in chosen])
+        return features(judge, SampleSet.from_tokens(model, [pieces[i] for i in chosen]))
 
     def _memory(self, key: str) -> list[Tensor]:
-        """What a unit that is to be replayed remembered at its end."""
+        """The final memory of a unit that is replayed."""
         found = self.store.read(key)
         if found is None:
             raise LimpetError(f"unit {key}, whose selection is to be replayed, is not in the store")
         if not found.rows["memory"]:
-            raise LimpetError(f"unit {key} remembers nothing that could be replayed")
+            raise LimpetError(f"unit {key} has no memory that could be replayed")
         return [found.tensors[name].to(getattr(torch, kind)) for name, kind in found.rows["memory"]]
 
-    def _measured(self, unit: Walk, trails: Sequence[Trail]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tokens and the sampler's last memory; scores, diversity, and what was marked along the path."""
-        model = self.shelf.model(unit.cell.model)
-        tokens = torch.cat([trail.state.tokens for trail in trails]).cpu()
-        memory = [torch.cat(part).cpu() for part in zip(*(trail.state.memory for trail in trails), strict=True)]
-        names = getattr(trails[0].state.memory, "_fields", ("tokens",))
-        if "tokens" in names:  # taken, or it has no names
+    def _evaluated(self, unit: SamplingUnit, branches: Sequence[Branch]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tokens and the sampler's final memory; scores, metrics, and the counts of masks."""
+        model = self.models.model(unit.cell.model)
+        tokens = torch.cat([branch.state.tokens for branch in branches]).cpu()
+        columns, sets = self._scores(unit, model, tokens)
+        for mask in {name: None for branch in branches for name in branch.counts}:
+            counts = [branch.counts.get(mask, torch.zeros_like(branch.state.tokens[:, 0])) for branch in branches]
+            count = torch.cat(counts).tolist()
+            if mask in PAPER_MASKS or any(count):  # another mask may be that of the sampler that ran for this one
+                columns[mask] = count
+        memory = [torch.cat(part).cpu() for part in zip(*(branch.state.memory for branch in branches), strict=True)]
+        names = getattr(branches[0].state.memory, "_fields", ("tokens",))
+        if "tokens" in names:  # the tokens have that name, or the memory has no names
             names = tuple(f"memory{i}" for i in range(len(memory)))
-        given = len(unit.prefixes[0]) if unit.prefixes else 0
-        prompts = None if unit.prefixes is None else [",".join(map(str, prefix)) for prefix in unit.prefixes]
-        columns, sets = scoring.diversity(tokens[:, given:], self.job.metrics, prompts)
-        for i, (_, judge) in enumerate(self.shelf.judges(self.job.judges, model)):
-            scores = scoring.score(judge, model, tokens, given, unit.facts["judges"][i]["convention"])
-            # By number, not by name: one judge may go by two names, and the unit is the same.
-            columns |= {f"{name}:{i}": numbers(getattr(scores, name)) for name in ("nll", "tokens", "dropped")}
-            if "mauve" in unit.facts and i == 0:
-                ours, theirs = scoring.features(judge, model, tokens), self._real(judge, model, *tokens.shape)
-                sets["mauve"] = numbers([mauve(ours, theirs, **MAUVE).mean()])[0]
-        for mark in {name: None for trail in trails for name in trail.marks}:
-            count = torch.cat([trail.marks.get(mark, trail.ctx.no_positions.sum(-1)) for trail in trails]).tolist()
-            if mark in PAPERS or any(count):  # others may be of whoever led the path so far
-                columns[mark] = count
-        kinds = [str(part.dtype).removeprefix("torch.") for part in memory]
-        tensors = dict(zip(("tokens", *names), map(_narrow, (tokens, *memory)), strict=True))
+        types = [str(part.dtype).removeprefix("torch.") for part in memory]
+        tensors = dict(zip(("tokens", *names), map(_narrowed, (tokens, *memory)), strict=True))
+        texts = [model.tokenizer.decode(row) for row in tokens[:TEXTS_PER_UNIT].tolist()] if model.tokenizer else []
         return tensors, {
             "provenance": [provenance(model)],
-            "nfe": max(trail.calls for trail in trails),
-            "memory": list(zip(names, kinds, strict=True)),
+            "nfe": max(branch.calls for branch in branches),
+            "memory": list(zip(names, types, strict=True)),
             "columns": columns,
             "sets": sets,
-            "texts": [model.tokenizer.decode(row) for row in tokens[:TEXTS].tolist()] if model.tokenizer else [],
+            "texts": texts,
         }
 
+    def _scores(self, unit: SamplingUnit, model: Denoiser, tokens: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Columns with one value per sample, and values of the whole set."""
+        prompt_length = len(unit.prompts[0]) if unit.prompts else 0
+        samples = SampleSet.from_tokens(model, tokens, prompt_length)
+        names = metric_names(self.config.metrics, unit.prompts is not None)
+        columns: dict[str, Any] = {}
+        sets: dict[str, Any] = {}
+        for i, (_, judge) in enumerate(self.models.judges(self.config.judges, model)):
+            convention = unit.facts["judges"][i]["convention"]
+            reference = self._reference(judge, model, *tokens.shape) if i == 0 and "mauve" in unit.facts else None
+            scores = evaluate(
+                samples,
+                judge,
+                list(names.values()) if i == 0 else (),
+                convention=convention,
+                reference=reference,
+                mauve_starts=MAUVE_STARTS,
+            )
+            for stored, name in names.items() if i == 0 else ():
+                if name in scores.columns():
+                    columns[stored] = numbers(scores.columns()[name])
+                else:
+                    sets[stored] = numbers([scores.set_values()[name]])[0]
+            # By number: one judge may have two names, and the unit is the same.
+            columns |= {f"{name}:{i}": numbers(getattr(scores.judged[0], name)) for name in ("nll", "tokens", "dropped")}
+            if scores.mauve is not None:
+                sets["mauve"] = numbers([scores.mauve.mean()])[0]
+        return columns, sets
 
-def _narrow(part: Tensor) -> Tensor:
+
+def _narrowed(part: Tensor) -> Tensor:
     """Whole numbers in half the bytes, where they fit."""
     return part.int() if part.dtype == torch.long and torch.equal(part.int().long(), part) else part

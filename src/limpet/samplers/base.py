@@ -191,10 +191,7 @@ class Context:
         in the error for non-finite logits (default: no check). predicted: as the model predicts them; by default
         leave-one-out. Yields some of the rows and their (r, V), in pieces that bound memory."""
         spec = features.call._replace(convert=features.call.convert and not predicted)
-        for some, logits in backends.pieces(self._head, features.values, rows, spec.vocab_size):
-            sample, position = some.unbind(-1)
-            tokens = spec.tokens[sample, position]
-            log_probs = backends.log_probs(logits, tokens, backends.of_rows(spec, sample), temperature)
+        for some, log_probs in backends.row_log_probs(self._head, features.values, rows, spec, temperature):
             if call is not None and not (finite := log_probs.amax(-1).isfinite()).all():
                 row, place = some[(~finite).nonzero()[0, 0]].tolist()
                 raise backends.nonfinite_logits(spec, call, row * spec.tokens.shape[1] + place)
@@ -233,7 +230,7 @@ class Context:
         if features is None:
             return None
         every = torch.ones_like(self.fixed).nonzero()
-        pieces = backends.pieces(self._head, features.values, every, self.model.vocab_size)
+        pieces = backends.head_in_pieces(self._head, features.values, every, self.model.vocab_size)
         parts = [self.model.self_condition(logits / features.temperature) for _, logits in pieces]
         return torch.cat(parts).view(*self.fixed.shape, -1)
 

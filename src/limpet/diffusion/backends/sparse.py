@@ -1,7 +1,7 @@
-"""The two-coin step: head and distribution only at the rows that need them, in chunks that bound memory.
+"""The CPU backend: the head and the distribution only at the rows that need them, in pieces that bound memory.
 
-A row is needed where coin one asks for the distribution or the transition inspects it. Weights keep the head's precision (at
-least float32), sums are float64."""
+A row is needed if coin one chooses a route that reads the distribution, or if the position is inspected. Weights keep
+the precision of the head (at least float32); sums are float64."""
 
 from __future__ import annotations
 
@@ -19,101 +19,103 @@ from limpet.diffusion.backends import (
     NetworkCall,
     Outcome,
     Transition,
+    inspected_outcome,
     inverse_cdf,
-    log_probs,
-    noised,
     nonfinite_logits,
-    of_rows,
-    pieces,
-    reported,
     routes,
+    row_log_probs,
+    with_noise,
 )
 from limpet.diffusion.rng import Purpose, uniform_token
 from limpet.diffusion.selection import select
 from limpet.diffusion.transitions import FRESH, NOISE, STAY, UNIFORM, coin_two
 
 
-class Tossed(NamedTuple):
-    """A transition whose first coin has been tossed."""
+class SparsePlan(NamedTuple):
+    """A transition after coin one."""
 
     transition: Transition
-    input: NetworkCall
-    route: Tensor  # (B, L) by coin one
+    network_call: NetworkCall
+    route: Tensor  # (B, L) from coin one
     second: Tensor  # (B, L) the uniform for coin two
     rows: Tensor  # (R, 2) the samples and positions that need a distribution, in order
 
     def needed(self) -> Tensor | None:
+        if len(self.rows) == self.route.numel():
+            return None
         sample, position = self.rows.unbind(-1)
-        every = len(self.rows) == self.route.numel()
-        return None if every else sample * self.route.shape[1] + position
+        return sample * self.route.shape[1] + position
 
 
-def plan(transition: Transition, input: NetworkCall) -> Tossed:
-    """Toss coin one everywhere; the rows where it moves or the distribution is inspected."""
-    route, second = routes(transition, input.rng)
-    rows = (((route != STAY) & (route != NOISE)) | transition.inspect).nonzero()
-    return Tossed(transition, input, route, second, rows)
+def plan(transition: Transition, network_call: NetworkCall) -> SparsePlan:
+    """Chooses the routes, and so the rows that need a distribution."""
+    route, second = routes(transition, network_call.rng)
+    rows = (_reads(route) | transition.inspect).nonzero()
+    return SparsePlan(transition, network_call, route, second, rows)
 
 
-def advance(head: Head, features: Tensor, plan: Tossed) -> Outcome:
-    transition, input, route, second, needed = plan
-    tokens = noised(transition, input, route)
+def advance(head: Head, features: Tensor, plan: SparsePlan) -> Outcome:
+    """The outcome of a transition, given the features (B, L, D)."""
+    transition, network_call, route, _, needed = plan
+    tokens = with_noise(transition, network_call, route)
     top = torch.zeros_like(tokens)
     deficit = torch.full(tokens.shape, math.inf, dtype=torch.float64, device=tokens.device)
     gain = None if transition.against is None else -deficit
-    for rows, said in pieces(head, features, needed, input.vocab_size):
-        sample, position = rows.unbind(-1)
-        logits = log_probs(said, input.tokens[sample, position], of_rows(input, sample), transition.temperature)
-        largest, top[sample, position] = logits.max(-1)
-        weights = (logits - largest[:, None]).exp_()  # the largest is 1, so the deficit is what the others add
+    for rows, logits in row_log_probs(head, features, needed, network_call, transition.temperature):
+        here = tuple(rows.unbind(-1))
+        largest, top[here] = logits.max(-1)
+        weights = (logits - largest[:, None]).exp_()  # the largest weight is 1, so the deficit is the sum of the others
         total = weights.sum(-1, dtype=torch.float64)
         if total.isnan().any():
-            broken = rows[total.isnan().nonzero()[0, 0]]
-            raise nonfinite_logits(input, transition.call, int(broken[0] * tokens.shape[1] + broken[1]))
-        deficit[sample, position] = (total - 1) / total
+            sample, position = rows[total.isnan().nonzero()[0, 0]].tolist()
+            raise nonfinite_logits(network_call, transition.call, sample * tokens.shape[1] + position)
+        deficit[here] = (total - 1) / total
         if gain is not None and transition.against is not None:
-            gain[sample, position] = _gain(logits, largest, transition.against[sample, position])
+            gain[here] = _gain(logits, largest, transition.against[here])
 
-        moves = ((route[sample, position] != STAY) & (route[sample, position] != NOISE)).nonzero()[:, 0]
-        if len(moves) < len(rows):
-            weights, total, sample, position = weights[moves], total[moves], sample[moves], position[moves]
-        tokens[sample, position] = _move(
-            weights, total, route[sample, position], second[sample, position], sample, position, plan
-        )
-    return reported(transition, tokens, top, deficit, gain)
+        reads = _reads(route[here]).nonzero()[:, 0]
+        if len(reads) < len(rows):
+            weights, total, rows = weights[reads], total[reads], rows[reads]
+        tokens[tuple(rows.unbind(-1))] = _next_tokens(weights, total, rows, plan)
+    return inspected_outcome(transition, tokens, top, deficit, gain)
+
+
+def _reads(route: Tensor) -> Tensor:
+    """Whether a route depends on the distribution."""
+    return (route != STAY) & (route != NOISE)
 
 
 def _gain(logits: Tensor, largest: Tensor, against: Tensor) -> Tensor:
-    """(R,) how much larger the best other logit is than that of each row's given token."""
+    """(R,) the best other logit minus that of the token in `against` (R,); `largest` (R,) is the best of all."""
     own = logits.gather(-1, against[:, None])[:, 0]
-    is_top = (own == largest).nonzero()[:, 0]  # the others' best is the largest
+    is_top = (own == largest).nonzero()[:, 0]  # in the other rows, the best other logit is the largest
     best = largest.clone()
     best[is_top] = logits[is_top].scatter(-1, against[is_top, None], -math.inf).amax(-1)
     return (best - own).double()
 
 
-def _move(
-    weights: Tensor, total: Tensor, route: Tensor, second: Tensor, sample: Tensor, position: Tensor, plan: Tossed
-) -> Tensor:
-    """The next tokens of the rows where coin one asks for the distribution, given its weights and their sums."""
-    transition, input = plan.transition, plan.input
-    z, fresh = transition.tokens[sample, position], route == FRESH
+def _next_tokens(weights: Tensor, total: Tensor, rows: Tensor, plan: SparsePlan) -> Tensor:
+    """(R,) the next tokens of rows (R, 2) whose route reads the distribution; weights (R, V) and their sums `total`."""
+    transition, network_call = plan.transition, plan.network_call
+    sample, position = rows.unbind(-1)
+    route, second, z = (part[sample, position] for part in (plan.route, plan.second, transition.tokens))
+    fresh = route == FRESH
     own = weights.gather(-1, z[:, None])[:, 0]
-    agrees = partial(coin_two, signal=transition.coins.signal, vocab_size=input.vocab_size)
-    if transition.support.whole:
-        moved = agrees(second, own / total) | fresh
-    else:  # the distribution is cut only where a token is drawn from it, or coin two hangs on it
-        least, most = truncation.bounds(weights, own, total, transition.support)
-        moved, open = agrees(second, most) | fresh, agrees(second, least)
-        cut = (moved & (route != UNIFORM) | (open & ~moved)).nonzero()[:, 0]
+    agrees = partial(coin_two, signal=transition.coins.signal, vocab_size=network_call.vocab_size)
+    if transition.support.keeps_all:
+        moves = agrees(second, own / total) | fresh
+    else:  # truncate only the rows from which a token is drawn, or whose coin two depends on the truncation
+        least, most = truncation.truncated_prob_bounds(weights, own, total, transition.support)
+        moves, undecided = agrees(second, most) | fresh, agrees(second, least)
+        cut = (moves & (route != UNIFORM) | (undecided & ~moves)).nonzero()[:, 0]
         weights[cut] = weights[cut] * truncation.kept(weights[cut], transition.support)
         prob_at_z = weights[cut].gather(-1, z[cut, None])[:, 0] / weights[cut].sum(-1, dtype=torch.float64)
-        moved[cut] = agrees(second[cut], prob_at_z) | fresh[cut]
-    for_draw, for_uniform = input.rng.uniforms(transition.call, position, Purpose.TOKENS, sample)
-    token = uniform_token(for_uniform, input.vocab_size)
-    drawn = moved & (route != UNIFORM)
+        moves[cut] = agrees(second[cut], prob_at_z) | fresh[cut]
+    for_draw, for_uniform = network_call.rng.uniforms(transition.call, position, Purpose.TOKENS, sample)
+    token = uniform_token(for_uniform, network_call.vocab_size)
+    drawn = moves & (route != UNIFORM)
     token[drawn] = inverse_cdf(weights[drawn], for_draw[drawn])
-    return torch.where(moved, token, z)
+    return torch.where(moves, token, z)
 
 
 BACKEND = Backend(plan, advance, select)

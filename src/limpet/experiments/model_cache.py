@@ -1,0 +1,65 @@
+"""Models and judges that stay loaded: each is loaded once by name, on one device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from limpet.evaluation.judges import Judge, judge_for, load_judge
+from limpet.experiments.study import JudgeSpec
+from limpet.models import Denoiser
+from limpet.models.duo import Precision
+from limpet.models.loading import load
+
+
+class ModelCache:
+    """The models and judges of one worker.
+
+    device: where they run; default: a GPU if there is one. precision: what the models compute in.
+    load_options: further arguments of `limpet.load`, such as the revision."""
+
+    def __init__(
+        self,
+        device: str | None = None,
+        precision: Precision = "float32",
+        load_options: Mapping[str, str] = {},
+    ) -> None:
+        self.device, self.precision, self.load_options = device, precision, load_options
+        self._models: dict[str, Denoiser] = {}
+        self._judges: dict[str, Judge] = {}
+
+    def model(self, name: str) -> Denoiser:
+        """The model of this name, loaded on first use."""
+        if name not in self._models:
+            self._models[name] = load(name, device=self.device, precision=self.precision, **self.load_options)
+        return self._models[name]
+
+    def judge(self, name: str) -> Judge:
+        """The judge of this name, loaded on first use."""
+        if name not in self._judges:
+            self._judges[name] = load_judge(name, device=self.device)
+        return self._judges[name]
+
+    def judges(self, specs: Sequence[JudgeSpec], model: Denoiser) -> list[tuple[JudgeSpec, Judge]]:
+        """The judges of a model's samples: those asked for, or else the model's own known distribution."""
+        if specs:
+            return [(spec, self.judge(spec.name)) for spec in specs]
+        probs = judge_for(model, None)
+        return [(JudgeSpec(probs.name), probs)]
+
+
+def provenance(model: Denoiser) -> dict[str, Any]:
+    """Where a result was computed. It is the same for every run on one machine."""
+    from limpet import __version__
+
+    gpu = model.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(model.device) if gpu else f"{model.device.type} {platform.machine()}",
+        "precision": model.precision,
+        "limpet": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
