@@ -336,3 +336,9 @@ def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Pat
     length = config.get("model_length", DuoShape.length)
     with torch.device("meta"):
         return DuoNetwork(DuoShape(vocab_size, length, width, blocks, heads, cond, hidden))
+
+# Old names, until every user of them has moved
+Shape, Network, Block = DuoShape, DuoNetwork, DuoBlock
+Layers = TransformerBlock
+MOST_BLOCKS, MOST_LENGTH, MOST_WIDTH = 512, MAX_LENGTH, MAX_WIDTH
+Precision = Literal['float32', 'bfloat16', 'float8']

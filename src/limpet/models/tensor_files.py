@@ -214,9 +214,9 @@ def fill(
     own, expected = dict(network.named_buffers()), network.state_dict()
     misfits = {"missing": sorted(expected.keys() - state - own.keys()), "unexpected": sorted(state.keys() - expected)}
     misfits["misshapen"] = [
-        f"{name} {given.shape}{'' if given.dtype.is_floating_point else f' of {given.dtype}'} for {tuple(size)}"
-        for name, given, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
-        if given.shape != tuple(size) or not given.dtype.is_floating_point
+        f"{name} {one.shape}{'' if one.dtype.is_floating_point else f' of {one.dtype}'} for {tuple(size)}"
+        for name, one, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
+        if one.shape != tuple(size) or not one.dtype.is_floating_point
     ]
     if any(misfits.values()):
         listed = "; ".join(f"{kind}: {some(names)}" for kind, names in misfits.items() if names)
@@ -247,3 +247,6 @@ def some(names: list[str], shown: int = 6) -> str:
     """Names for a sentence: the first few, and how many more there are."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+# Old names, until every user of them has moved
+Unheaded = BadHeader
