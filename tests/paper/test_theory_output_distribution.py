@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_field_samplers import trapezoidal_law
+from test_published_samplers import trapezoidal_distribution
 
 from backends import Posterior
 from limpet import CRS, Gibbs, LimpetError, Mend, Native, sample
@@ -370,7 +370,7 @@ def test_distances_to_the_data_law_are_those_known(arm: str) -> None:
     source, by_twos = chain(5), arm.startswith("trapezoidal")  # two calls a step, and one to read out
     for nfe, known in zip((17, 65) if by_twos else (16, 64, 256), TABLE[arm], strict=True):
         _, sampler = parse(arm, nfe=nfe)
-        probs = trapezoidal_law(nfe) if by_twos else output_distribution(source, sampler)
+        probs = trapezoidal_distribution(nfe) if by_twos else output_distribution(source, sampler)
         assert float(total_variation(probs, truth(source))) == pytest.approx(known, rel=0.05)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from limpet.diffusion import transitions, truncation
-from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense
+from limpet.diffusion.backends import Backend, DensePlan, Head, Outcome, dense
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
@@ -54,7 +54,7 @@ def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: T
     """The distribution (V**L,) of the state after one correction, from that of the state before it.
 
     The predictor must not commit tokens."""
-    due, correction = sampler.due(call)
+    due, correction = sampler.scheduled(call)
     if correction is None or isinstance(sampler.inner, CRS):
         raise LimpetError(f"call {call} of {sampler.caption} is not a correction of a state without committed tokens")
     branches, state = _advance(source, sampler, call, State(due, sequences(source.vocab_size, source.length)))
@@ -81,16 +81,16 @@ def _symbols(source: Denoiser, predictor: Sampler) -> int:
 
 def _inputs(tokens: Tensor, recorded: list[Tensor]) -> Inputs:
     """Inputs whose backend draws nothing, and appends the distributions of the next tokens to `recorded`."""
-    backend = Backend(Whole, partial(_record, recorded), select)
+    backend = Backend(DensePlan, partial(_record, recorded), select)
     return Inputs(torch.full_like(tokens, -1), CounterRNG(0, torch.arange(len(tokens))), backend=backend)
 
 
-def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
+def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: DensePlan) -> Outcome:
     """The backend's step: a position that is not revised keeps its token, the others are marked as drawn."""
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
-    recorded.append(transitions.probs(truncation.cut(probs, transition.support), transition.tokens, transition.coins))
+    recorded.append(transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins))
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
@@ -100,7 +100,7 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
     recorded: list[Tensor] = []
     (step,) = rollout(source, sampler, _inputs(state.tokens, recorded), state._replace(call=call), call + 1)
     (probs,) = recorded
-    due, correction = sampler.due(call) if isinstance(sampler, Gibbs) else (call, None)
+    due, correction = sampler.scheduled(call) if isinstance(sampler, Gibbs) else (call, None)
     if isinstance(sampler, Gibbs) and correction is not None:
         free, unchanged = ~step.visible, one_hot(state.tokens, source.vocab_size).double()
         weights = free.double()
