@@ -1,4 +1,4 @@
-"""A path: what it refuses of a model, with the call and the place, and several transitions in one call."""
+"""The context of a batch: errors for wrong models, with the call and the position, and several transitions in a call."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from torch import Tensor
 
 import limpet
 from backends import BACKENDS, DEVICE
-from limpet import CRS, LimpetError, Native, Sampler
+from limpet import CRS, LimpetError, Native, Sampler, State
 from limpet.diffusion.backends import Backend, Outcome, Transition
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import ancestral, nested
 from limpet.diffusion.truncation import Support
-from limpet.models import Denoiser, Needed
+from limpet.generation import Inputs, context_of, rollout
+from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.exact import Mixture
 from limpet.models.exact_sources import source
-from limpet.samplers.context import Context, State, generate, open_context
+from limpet.samplers import Context, StepInfo
 
 VOCAB, LENGTH = 7, 8
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter, of nan
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter, from nan
 every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
 SAMPLERS: list[Sampler] = [CRS(nfe=5), CRS(nfe=5, temperature=0.8, top_p=0.9), CRS(nfe=5, final_step="sample")]
 
 
 class Logits(Denoiser):
-    """Logits that depend on the tokens, one of them spoiled in one call, for one sample, at one position."""
+    """Logits that depend on the tokens, spoiled in one call at one position of one sample."""
 
-    vocab_size, length, name, digest = VOCAB, LENGTH, "spoiled", "spoiled"
+    vocab_size, length, name, digest, device = VOCAB, LENGTH, "spoiled", "spoiled", torch.device(DEVICE)
 
     def __init__(
         self, call: int = -1, row: int = 0, position: int = 0, spoil: Any = None, convert: bool = False
@@ -39,12 +40,8 @@ class Logits(Denoiser):
         self.predicts = "posterior" if convert else "leave-one-out"
         self.table = 2 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICE)
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(DEVICE)
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        features = self.table[tokens.roll(1, 1)] + self.table[tokens.roll(-1, 1)].flip(-1)
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        features = self.table[inputs.tokens.roll(1, 1)] + self.table[inputs.tokens.roll(-1, 1)].flip(-1)
         if self.calls == self.call:
             features[self.row, self.position] = self.spoil(features[self.row, self.position])
         self.calls += 1
@@ -54,56 +51,61 @@ class Logits(Denoiser):
         return features
 
 
-def one(value: float, at: int = 2) -> Any:
-    """A row of logits with this value in one place."""
-    return lambda row: row.index_fill(0, torch.tensor([at], device=row.device), value)
+def one_logit(value: float) -> Any:
+    return lambda row: row.index_fill(0, torch.tensor([2], device=row.device), value)
 
 
-NONE = {"nan": one(math.nan), "+inf": one(math.inf), "all -inf": lambda row: torch.full_like(row, -math.inf),
-        "all nan": lambda row: torch.full_like(row, math.nan)}  # fmt: skip
+def all_logits(value: float) -> Any:
+    return lambda row: torch.full_like(row, value)
 
 
-def path_of(
-    model: Denoiser, backend: Backend | None = None, n: int = 2, first: int = 0, trace: bool = False
-) -> Context:
-    rng = CounterRNG(8200, torch.arange(first, first + n, device=DEVICE))
-    return open_context(model, rng, torch.full((n, model.length), -1, device=DEVICE), backend, trace)
+NON_FINITE = {
+    "nan": one_logit(math.nan),
+    "+inf": one_logit(math.inf),
+    "all -inf": all_logits(-math.inf),
+    "all nan": all_logits(math.nan),
+}
 
 
-# -- distributions that are none -----------------------------------------------------------------------------------------------
+def inputs_of(model: Denoiser, backend: Backend | None = None, first: int = 0, trace: bool = False) -> Inputs:
+    """Two samples without fixed tokens."""
+    rng = CounterRNG(8200, torch.arange(first, first + 2, device=DEVICE))
+    return Inputs(torch.full((2, model.length), -1, device=DEVICE), rng, backend=backend, trace=trace)
+
+
+# Non-finite logits
 
 
 @every_backend
-@pytest.mark.parametrize(("spoil", "call"), [("nan", 0), ("nan", 4), *((spoil, 2) for spoil in NONE)])
-def test_a_law_that_is_none_is_named(backend: Backend, spoil: str, call: int) -> None:
-    """The call, the sample and the position; whoever does not wait for the device says it one call late, or at the
+@pytest.mark.parametrize(("spoil", "call"), [("nan", 0), ("nan", 4), *((spoil, 2) for spoil in NON_FINITE)])
+def test_non_finite_logits_are_located(backend: Backend, spoil: str, call: int) -> None:
+    """By call, sample and position. A backend that does not wait for the device reports them one call later, or at the
     end."""
-    model = Logits(call, row=1, position=7, spoil=NONE[spoil])
-    ctx = path_of(model, backend, first=40, trace=True)
+    model = Logits(call, row=1, position=7, spoil=NON_FINITE[spoil])
     with pytest.raises(LimpetError) as caught:
-        list(generate(CRS(nfe=5), ctx))
+        list(rollout(model, CRS(nfe=5), inputs_of(model, backend, first=40, trace=True)))
     assert str(caught.value).startswith(
-        f"spoiled gave logits that make no distribution (nan, +inf, or all -inf) in call {call} at position 7 of sample 41: "
+        "spoiled returned non-finite logits (nan, +inf, or all -inf) "
+        f"in call {call} at position 7 of sample 41: check its weights"
     )
     assert "\n" not in str(caught.value)
-    late = backend is BACKENDS.get("fused") and call < 4
-    assert model.calls in ((call + 1, call + 2) if late else (call + 1,))
+    is_late = backend is BACKENDS.get("fused") and call < 4
+    assert model.calls in ((call + 1, call + 2) if is_late else (call + 1,))
 
 
 @every_backend
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.caption)
 @pytest.mark.parametrize("convert", [False, True])
-def test_whatever_is_read_is_checked(backend: Backend, sampler: Sampler, convert: bool) -> None:
-    """In the first call after warmup CRS looks everywhere, so nothing hides there; `sample` is no exception."""
-    model = Logits(sampler.warmup_calls, row=0, position=3, spoil=NONE["nan"], convert=convert)
+def test_all_logits_that_are_read_are_checked(backend: Backend, sampler: Sampler, convert: bool) -> None:
+    """CRS inspects every position in the first call after warmup."""
+    model = Logits(sampler.warmup_calls, row=0, position=3, spoil=NON_FINITE["nan"], convert=convert)
     with pytest.raises(LimpetError, match=rf"in call {sampler.warmup_calls} at position 3 of sample 6"):
         limpet.sample(model, sampler, n=2, first=6, backend=backend)
 
 
 @every_backend
-def test_one_bad_law_among_many_batches_is_found(backend: Backend) -> None:
-    """The position is of the batch that it was in, the sample of the whole."""
-    model = Logits(5 + 1, row=1, position=2, spoil=NONE["all -inf"])  # the second batch's second call
+def test_the_location_is_that_of_all_batches(backend: Backend) -> None:
+    model = Logits(5 + 1, row=1, position=2, spoil=NON_FINITE["all -inf"])  # the second batch's second call
     with pytest.raises(LimpetError, match="in call 1 at position 2 of sample 3"):
         limpet.sample(model, CRS(nfe=5, warmup=0.0), n=6, batch_size=2, backend=backend)
 
@@ -111,96 +113,85 @@ def test_one_bad_law_among_many_batches_is_found(backend: Backend) -> None:
 @every_backend
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_impossible_tokens_are_no_error(backend: Backend, temperature: float) -> None:
-    """Some logits of -inf, all but one of them even, are a distribution like others, and they are never drawn."""
+    """Some logits of -inf, even all but one, are valid, and those tokens are never drawn."""
 
-    class Sparse(Logits):
+    class Impossible(Logits):
         def head(self, features: Tensor) -> Tensor:
             rows = features.index_fill(-1, torch.tensor([0, 3], device=features.device), -math.inf)
             return rows.where(torch.arange(VOCAB, device=rows.device) == 5, -math.inf) if self.calls == 2 else rows
 
     for sampler in (Native(nfe=5, temperature=temperature), CRS(nfe=5, temperature=temperature, top_p=0.9)):
-        out = limpet.sample(Sparse(), sampler, n=2, backend=backend)
+        out = limpet.sample(Impossible(), sampler, n=2, backend=backend)
         assert not ((out.tokens == 0) | (out.tokens == 3)).any()
 
 
-def test_what_is_not_read_is_not_checked() -> None:
-    """A native step stays put at many positions, and there nobody asks the head: what it would say cannot matter."""
-    sampler, backend = Native(nfe=12), BACKENDS["lazy"]
-    *_, (clean, _) = generate(sampler, path_of(Logits(), backend))
+def test_logits_that_are_not_read_are_not_checked() -> None:
+    """A native step keeps many tokens, and there the head is not called."""
+    sampler, backend = Native(nfe=12, final_step="argmax"), BACKENDS["sparse"]
+    *_, clean = rollout(Logits(), sampler, inputs_of(Logits(), backend))
     unread = 0
     for position in range(LENGTH):
-        spoiled = Logits(3, row=0, position=position, spoil=NONE["nan"])
+        spoiled = Logits(3, row=0, position=position, spoil=NON_FINITE["nan"])
         try:
-            *_, (state, _) = generate(sampler, path_of(spoiled, backend))
+            *_, step = rollout(spoiled, sampler, inputs_of(spoiled, backend))
         except LimpetError:
             continue
         unread += 1
-        assert torch.equal(state.tokens, clean.tokens)
+        assert torch.equal(step.tokens, clean.tokens)
     assert 0 < unread < LENGTH
 
 
-def test_a_path_that_was_sound_says_nothing() -> None:
-    for backend in BACKENDS.values():
-        ctx = path_of(Logits(), backend)
-        list(generate(CRS(nfe=4), ctx))
-        ctx.check_finite()
-        assert ctx.nonfinite_at.tolist() == [-1, -1]
-
-
-def test_a_walk_by_hand_can_ask_at_the_end() -> None:
-    """Calls one by one, with a backend that does not wait: the last bad distribution is told by `sound`."""
-    backend = BACKENDS.get("fused")
-    if backend is None:
-        pytest.skip("needs Triton")
-    model = Logits(4, row=1, position=6, spoil=NONE["+inf"])
-    sampler, ctx = CRS(nfe=5), path_of(model, backend)
-    state = sampler.begin(ctx)
+@pytest.mark.skipif("fused" not in BACKENDS, reason="needs Triton")
+def test_an_asynchronous_backend_reports_the_last_call_at_the_end() -> None:
+    model = Logits(4, row=1, position=6, spoil=NON_FINITE["+inf"])
+    sampler, ctx = CRS(nfe=5), context_of(model, inputs_of(model, BACKENDS["fused"]))
+    state = sampler.init(ctx)
     for _ in range(5):
         state, _ = sampler.step(ctx, state)
     with pytest.raises(LimpetError, match="in call 4 at position 6 of sample 1"):
         ctx.check_finite()
+    finite = context_of(Logits(), inputs_of(Logits(), BACKENDS["fused"]))
+    finite.check_finite()
+    assert finite.nonfinite_at.tolist() == [-1, -1]
 
 
-# -- models that are none ---------------------------------------------------------------------------------------------
+# Models that break the interface
 
 
 @pytest.mark.parametrize(
-    ("facts", "sentence"),
+    ("attributes", "sentence"),
     [
-        ({"name": None}, "the model Broken has name None; it takes a text"),
-        ({"name": ""}, "the model Broken has name ''; it takes a text"),
-        ({"digest": None}, "the model Broken has digest None; it takes a text that changes with its output"),
-        ({"vocab_size": None}, "the model Broken has vocab_size None; it takes a whole number from 2"),
-        ({"vocab_size": 1}, "the model Broken has vocab_size 1; it takes a whole number from 2"),
-        ({"vocab_size": 7.0}, "the model Broken has vocab_size 7.0; it takes a whole number from 2"),
-        ({"predicts": "noise"}, 'the model Broken has predicts \'noise\'; it takes "leave-one-out" or "posterior"'),
+        ({"name": None}, "has name None; it takes a text"),
+        ({"name": ""}, "has name ''; it takes a text"),
+        ({"digest": None}, "has digest None; it takes a text that changes with its output"),
+        ({"vocab_size": None}, "has vocab_size None; it takes a whole number from 2"),
+        ({"vocab_size": 1}, "has vocab_size 1; it takes a whole number from 2"),
+        ({"vocab_size": 7.0}, "has vocab_size 7.0; it takes a whole number from 2"),
+        ({"predicts": "noise"}, 'has predicts \'noise\'; it takes "leave-one-out" or "posterior"'),
     ],
 )
-def test_a_model_says_what_it_is(facts: dict[str, Any], sentence: str) -> None:
-    Broken = type("Broken", (Logits,), {})
-    model = Broken()
-    for name, value in facts.items():
+def test_a_wrong_attribute_is_one_sentence(attributes: dict[str, Any], sentence: str) -> None:
+    model = type("Broken", (Logits,), {})()
+    for name, value in attributes.items():
         setattr(model, name, value)
     with pytest.raises(LimpetError) as caught:
         limpet.sample(model, Native(nfe=3), n=1)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == f"the model Broken {sentence}"
 
 
-@pytest.mark.parametrize("fact", ["name", "digest", "vocab_size", "length"])
-def test_a_model_that_does_not_say_is_one_sentence(fact: str) -> None:
-    """Not an AttributeError from somewhere within."""
-
+@pytest.mark.parametrize("missing", ["name", "digest", "vocab_size", "length"])
+def test_a_missing_attribute_is_one_sentence(missing: str) -> None:
     class Silent(Denoiser):
-        def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-            return torch.zeros(*tokens.shape, VOCAB)
+        def backbone(self, inputs: ModelInput) -> Tensor:
+            return torch.zeros(*inputs.tokens.shape, VOCAB)
 
         def head(self, features: Tensor) -> Tensor:
             return features
 
     model = Silent()
-    for name in {"name", "digest", "vocab_size", "length"} - {fact}:
+    for name in {"name", "digest", "vocab_size", "length"} - {missing}:
         setattr(model, name, getattr(Logits, name))
-    with pytest.raises(LimpetError, match=f"the model Silent has {fact} None; it takes"):
+    with pytest.raises(LimpetError, match=f"the model Silent has {missing} None; it takes"):
         limpet.sample(model, Native(nfe=3), n=1)
 
 
@@ -211,63 +202,47 @@ def test_a_head_of_the_wrong_width_is_one_sentence(backend: Backend, width: int)
         def head(self, features: Tensor) -> Tensor:
             return torch.nn.functional.pad(features, (0, width - VOCAB))
 
-    with pytest.raises(LimpetError) as caught:
+    with pytest.raises(LimpetError, match=rf"{width}\) from features of shape .*; its head must return {VOCAB}, one"):
         limpet.sample(Wide(), CRS(nfe=3), n=2, backend=backend)
-    assert "spoiled made logits of shape (" in str(caught.value)
-    assert f"{width}) from features of shape" in str(caught.value)
-    assert f"its head must give {VOCAB}, one for each token" in str(caught.value)
 
 
 @every_backend
 @pytest.mark.parametrize("shape", [(2, LENGTH), (2, LENGTH - 1, VOCAB), (1, LENGTH, VOCAB), (2, LENGTH, 1, VOCAB)])
-def test_a_body_of_the_wrong_shape_is_one_sentence(backend: Backend, shape: tuple[int, ...]) -> None:
+def test_a_backbone_of_the_wrong_shape_is_one_sentence(backend: Backend, shape: tuple[int, ...]) -> None:
     class Odd(Logits):
-        def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-            features = super().body(tokens, t)
-            return torch.zeros(shape, device=tokens.device) if self.calls == 2 else features
+        def backbone(self, inputs: ModelInput) -> Tensor:
+            features = super().backbone(inputs)
+            return torch.zeros(shape, device=features.device) if self.calls == 2 else features
 
     with pytest.raises(LimpetError) as caught:
         limpet.sample(Odd(), CRS(nfe=3), n=2, backend=backend)
-    t = CRS(nfe=3).times[1]
     assert str(caught.value) == (
-        f"spoiled made features of shape {shape} at t = {t:g} from tokens of shape (2, {LENGTH}); its "
-        "body must give (batch, length, width)"
+        f"spoiled made features of shape {shape} at t = {CRS(nfe=3).times[1]:g} from tokens of shape (2, {LENGTH}); its "
+        "backbone must return (batch, length, width)"
     )
 
 
-# -- several transitions in one call ----------------------------------------------------------------------------------
+# Several transitions in one call
 
 
-class Watched(Denoiser):
-    """A model that keeps what it was asked for, and is nan wherever nobody asked."""
+class Recording(WrappedDenoiser):
+    """A model that records which rows were needed, and is NaN at all others."""
 
     def __init__(self, inner: Denoiser) -> None:
-        self.inner, self.vocab_size, self.length = inner, inner.vocab_size, inner.length
-        self.name, self.digest = "watched", "watched"
-        self.asked: list[Tensor | None] = []
+        super().__init__(inner)
+        self.needed: list[Tensor | None] = []
 
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        raise AssertionError("a path says what it needs")
-
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
-        self.asked.append(needed())
-        features = self.inner.body(tokens, t).flatten(0, 1)
-        index = torch.arange(len(features), device=features.device) if self.asked[-1] is None else self.asked[-1].long()
-        kept = torch.full_like(features, math.nan)
-        kept[index] = features[index]
-        return kept.view(*tokens.shape, -1)
-
-    def head(self, features: Tensor) -> Tensor:
-        return self.inner.head(features)
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        self.needed.append(inputs.rows())
+        features = super().backbone(inputs).flatten(0, 1)
+        if self.needed[-1] is not None:
+            unneeded = torch.ones(len(features), dtype=torch.bool, device=features.device)
+            features = features.masked_fill(unneeded.index_fill(0, self.needed[-1].long(), False)[:, None], math.nan)
+        return features.view(*inputs.tokens.shape, -1)
 
 
 def several(ctx: Context, tokens: Tensor) -> list[Transition]:
-    """From one state and from others, over other spans of time, with other supports and temperatures, and one that
-    asks for nothing at all."""
+    """From different states, over different spans of time, with different supports, one that needs nothing."""
     generator = torch.Generator().manual_seed(5)
     some, others = (torch.rand(2, *tokens.shape, generator=generator) < 0.3).to(tokens.device)
     return [
@@ -284,78 +259,68 @@ def equal(one: Outcome, other: Outcome) -> bool:
 
 
 @every_backend
-@pytest.mark.parametrize("which", [(0, 1), (1, 2), (3, 0), (4, 1), (0, 1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("convert", [False, True])
-def test_transitions_in_one_call_are_as_each_alone(backend: Backend, which: tuple[int, ...], convert: bool) -> None:
-    """The body runs once, where any of them needs it, and each outcome is the one that it would have had alone."""
-    inner = Logits(convert=convert)
-    watched = Watched(inner)
-    watched.predicts = inner.predicts
-    ctx = path_of(watched, backend)
-    tokens = ctx.noise()
-    transitions = [several(ctx, tokens)[i] for i in which]
-    alone, needs = [], []
-    for transition in transitions:
-        _, outcome = ctx.call(tokens, 0.6, transition)
-        alone.append(outcome)
-        needs.append(watched.asked.pop())
-    features, *outcomes = ctx.call(tokens, 0.6, *transitions)
-    (asked,) = watched.asked
-    if backend is BACKENDS["dense"]:
-        assert asked is None
-    else:
-        union = sorted(set().union(*(need.tolist() for need in needs)))
-        assert asked.tolist() == union
-        assert 0 < len(union) < tokens.numel()
-    assert all(equal(one, other) for one, other in zip(alone, outcomes, strict=True))
-    assert features.values.shape[:2] == tokens.shape
-
-
-def test_where_one_transition_needs_all_the_body_runs_everywhere() -> None:
-    watched = Watched(Logits())
-    ctx = path_of(watched, BACKENDS["lazy"])
-    tokens = ctx.noise()
-    some, *_ = several(ctx, tokens)
-    look = Transition(1, tokens, ctx.no_positions, ctx.free, ancestral(0.2, 0.5))
-    ctx.call(tokens, 0.6, some, look)
-    assert watched.asked == [None]
+def test_transitions_in_one_call_equal_each_alone(backend: Backend, convert: bool) -> None:
+    """The backbone runs once, where any of them needs it; everywhere if one needs every position."""
+    model = Recording(Logits(convert=convert))
+    ctx = context_of(model, inputs_of(model, backend))
+    state = State(0, ctx.noise())
+    for which in ((0, 1), (1, 2), (3, 0), (4, 1), (0, 1, 2, 3, 4)):
+        transitions = [several(ctx, state.tokens)[i] for i in which]
+        alone = [ctx.call(state, state.tokens, 0.6, transition)[1] for transition in transitions]
+        separate, model.needed = model.needed, []
+        features, *outcomes = ctx.call(state, state.tokens, 0.6, *transitions)
+        (together,), model.needed = model.needed, []
+        if backend is BACKENDS["dense"]:
+            assert together is None
+        else:
+            union = sorted(set().union(*(needed.tolist() for needed in separate)))
+            assert together.tolist() == union
+            assert 0 < len(union) < state.tokens.numel()
+        assert all(map(equal, alone, outcomes))
+        assert features.values.shape[:2] == state.tokens.shape
+    everywhere = Transition(1, state.tokens, ctx.no_positions, ctx.free, ancestral(0.2, 0.5))
+    ctx.call(state, state.tokens, 0.6, several(ctx, state.tokens)[0], everywhere)
+    assert model.needed[0] is None or len(model.needed[0]) == state.tokens.numel()
 
 
 @every_backend
-def test_the_laws_of_a_call_are_those_that_it_drew_from(backend: Backend) -> None:
-    """`ctx.distributions` at chosen rows: leave-one-out whatever the model predicts, at a temperature, in bounded pieces."""
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact sources are on the CPU")
+def test_log_probs_are_those_that_a_transition_reads(backend: Backend) -> None:
+    """At chosen rows, leave-one-out, at a temperature."""
     exact = Mixture(torch.ones(3), torch.rand(3, 4, VOCAB, generator=torch.Generator().manual_seed(2)) + 0.01, 3)
-    ctx = path_of(exact, backend) if DEVICE == "cpu" else pytest.skip("an exact source is on the CPU")
-    tokens = ctx.noise()
-    features, outcome = ctx.call(tokens, 0.6, Transition(0, tokens, ctx.no_positions, ctx.free, ancestral(0.4, 0.6)))
+    ctx = context_of(exact, inputs_of(exact, backend))
+    state = State(0, ctx.noise())
+    inspection = Transition(0, state.tokens, ctx.no_positions, ctx.free, ancestral(0.4, 0.6))
+    features, outcome = ctx.call(state, state.tokens, 0.6, inspection)
     rows = ctx.free.nonzero()[::2]
     found = list(ctx.log_probs(features, rows, temperature=0.5))
     assert torch.equal(torch.cat([some for some, _ in found]), rows)
-    probs = exact.probs(tokens, exact.schedule.signal(0.6).expand(len(tokens)))
-    for some, logits in found:
-        at = tuple(some.unbind(-1))
-        squared = probs[at] ** 2 / (probs[at] ** 2).sum(-1, keepdim=True)
-        torch.testing.assert_close(logits.softmax(-1).double(), squared, rtol=1e-6, atol=1e-9)
-        assert torch.equal(logits.argmax(-1), outcome.top[at])
+    probs = exact.probs(state.tokens, exact.schedule.signal(0.6).expand(2))
+    for some, log_probs in found:
+        here = tuple(some.unbind(-1))
+        squared = probs[here] ** 2 / (probs[here] ** 2).sum(-1, keepdim=True)
+        torch.testing.assert_close(log_probs.softmax(-1).double(), squared, rtol=1e-6, atol=1e-9)
+        assert torch.equal(log_probs.argmax(-1), outcome.top[here])
 
 
-def test_a_sampler_of_two_transitions_counts_as_one_call() -> None:
-    """A sampler in a few lines, with its own memory: it walks two states under one denoiser, each by its own distribution."""
+def test_a_sampler_of_two_transitions_makes_one_call() -> None:
+    """It samples two states with one network, each by its own distribution, and keeps the second in its memory."""
 
     class Pair(Native):
-        def begin(self, ctx: Context) -> State:
+        def init(self, ctx: Context) -> State:
             return State(0, ctx.noise(), (ctx.noise(),))
 
         def step(self, ctx: Context, state: State) -> Any:
-            here = self.transition(ctx, state, ctx.free, ctx.no_positions)
-            there = self.transition(ctx, state._replace(tokens=state.memory[0]), ctx.free, ctx.no_positions)
-            _, mine, theirs = ctx.call(state.tokens, self.times[state.call], here, there)
-            info = limpet.StepInfo(state.call, self.times[state.call], state.tokens, mine, {})
-            return State(state.call + 1, self.read(ctx, state, mine), (self.read(ctx, state, theirs),)), info
+            first = self.transition(ctx, state, ctx.free, ctx.no_positions)
+            second = self.transition(ctx, state._replace(tokens=state.memory[0]), ctx.free, ctx.no_positions)
+            t = self.times[state.call]
+            features, mine, theirs = ctx.call(state, state.tokens, t, first, second)
+            info = StepInfo(state.call, t, state.tokens, mine, {})
+            return state.next(self.read(ctx, state, mine), features, (self.read(ctx, state, theirs),)), info
 
     model = source("exact:words")
-    out = limpet.sample(model, Pair(nfe=6), n=3)
-    alone = limpet.sample(model, Native(nfe=6), n=3)
+    out, alone = limpet.sample(model, Pair(nfe=6), n=3), limpet.sample(model, Native(nfe=6), n=3)
     assert out.nfe == 6
     assert torch.equal(out.tokens, alone.tokens)
     assert torch.equal(out.memory[0], alone.tokens)

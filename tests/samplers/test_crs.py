@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limpet.samplers.context import Context, State, StepInfo, generate, open_context
 from torch import Tensor
 
 import limpet
@@ -25,7 +26,6 @@ from limpet.models import Denoiser, Needed
 from limpet.models.exact import Markov, Mixture
 from limpet.models.exact_sources import source
 from limpet.paper.theory.output_distribution import output_distribution
-from limpet.samplers.context import Context, State, StepInfo, generate, open_context
 from limpet.samplers.crs import NEVER, Memory
 
 SEED = 8200

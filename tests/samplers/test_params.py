@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from limpet.samplers.context import Path, State, StepInfo, generate, open_context
 from torch import Tensor
 
 import limpet
@@ -26,7 +27,6 @@ from limpet.models import Denoiser
 from limpet.models.exact import Mixture
 from limpet.models.exact_sources import source
 from limpet.samplers import Param, param, params
-from limpet.samplers.context import Path, State, StepInfo, generate, open_context
 from limpet.samplers.crs import NEVER, OPEN, Memory
 
 WORDS = source("exact:words")
