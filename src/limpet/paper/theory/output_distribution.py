@@ -134,7 +134,7 @@ def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _unused(sampler: Sampler, state: State) -> Tensor:
     """(B, L) bool: where neither a later call nor the output depends on the token, so that rows can be merged."""
-    if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
+    if not isinstance(sampler, CRS) or not sampler.skips_committed or state.call == sampler.nfe:
         return torch.zeros_like(state.tokens, dtype=torch.bool)
     return state.memory[1] < OPEN
 
