@@ -1,4 +1,4 @@
-"""The context of a batch: errors for wrong models, with the call and the position, and several transitions in a call."""
+"""The context of a batch: errors for wrong models, with call and position, and several transitions in a call."""
 
 from __future__ import annotations
 
