@@ -31,11 +31,11 @@ class BlockRefinementMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockRefinement(Sampler):
-    """Call r of N raises the number of committed tokens to ceil((r + 1) L / N) of L free positions, the most confident
-    first, and commits every other token whose confidence exceeds the threshold. The others become uniform noise.
+    """Each call commits its most confident tokens up to a quota, and all above a threshold; the others become noise.
 
-    The whole sequence is one block (LLaDA, arXiv 2502.09992; on uniform states as in diffusers' scheduler of this
-    name). A committed token may be edited if another token is confident enough (LLaDA2.1)."""
+    Call r of N raises the number of committed tokens to ceil((r + 1) L / N) of L. The whole sequence is one block
+    (LLaDA, arXiv 2502.09992; on uniform states as in diffusers' scheduler). A committed token may be edited
+    if another token is confident enough (LLaDA2.1)."""
 
     nfe: int = param(64, "Network calls per sample; the last commits the remaining tokens.", low=2)
     threshold: float = param(0.95, "Confidence above which a token is committed beyond the quota.", low=0, high=1)

@@ -40,7 +40,7 @@ class ReplayMemory(Memory):
 
 @dataclass(frozen=True)
 class CRS(Native):
-    """Native steps. After warmup, the most confident predictions are committed and shown to the network."""
+    """Native steps; after warmup, the most confident predictions are committed and shown to the network."""
 
     final_step: CRSFinalStep = param("argmax", FINAL_STEP_HELP, since="warmup")  # type: ignore[assignment]
     horizon: int | None = param(

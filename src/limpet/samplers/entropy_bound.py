@@ -33,9 +33,10 @@ class EntropyBoundMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class EntropyBound(Sampler):
-    """Each call draws every token, and accepts draws in ascending entropy while the entropies before sum to at most the
-    bound. The bound limits the mutual information of the accepted tokens. The others become uniform noise, and the next
-    call decides again (arXiv 2505.24857, on uniform states as in DiffusionGemma).
+    """Each call draws every token, and accepts draws in ascending entropy while the entropies before sum to the bound.
+
+    The bound limits the mutual information of the accepted tokens. The others become uniform noise, and the next call
+    decides again (arXiv 2505.24857, on uniform states as in DiffusionGemma).
 
     A sample whose argmax is stable stops. Its remaining calls are made and counted, and change nothing."""
 

@@ -20,11 +20,10 @@ from limpet.samplers.predictions import best_positions, read_predictions
 
 @dataclass(frozen=True)
 class GIDDAdaptive(Sampler):
-    """Each call sets the positions with the largest max h - h(z) to their argmax, and keeps the others (the adaptive
-    step of GIDD's sequel, arXiv 2512.10858).
+    """Each call sets the positions with the largest max h - h(z) to their argmax, and keeps the others.
 
-    There, the prior pi(z) of the current token also counts; on uniform states it is 1 / V everywhere. Nothing is
-    stored: a later call may set any position again."""
+    This is the adaptive step of GIDD's sequel (arXiv 2512.10858). There, the prior pi(z) of the current token also
+    counts; on uniform states it is 1 / V everywhere. Nothing is stored: a later call may set any position again."""
 
     nfe: int = param(64, "Network calls per sample.", low=2)
     count: int | None = param(
@@ -72,8 +71,10 @@ class CorrectionMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class GIDDCorrection(Native):
-    """A native sample, then calls that each change one of its tokens. Each call draws tokens from a sharpened
-    distribution at nearly no noise, and takes the most likely draw that differs from the sample (arXiv 2503.04482).
+    """A native sample, then calls that each change one of its tokens.
+
+    Each call draws tokens from a sharpened distribution at nearly no noise, and takes the most likely draw that differs
+    from the sample (arXiv 2503.04482).
 
     A sample stops if a call changes nothing, or if its agreement with the argmax has not increased for a while. Its
     remaining calls are made and counted."""

@@ -18,7 +18,7 @@ from limpet.samplers.params import param
 
 @dataclass(frozen=True)
 class Mend(CRS):
-    """CRS. Each call also revises the visible committed tokens that its predictions contradict most.
+    """CRS in which each call also revises the committed tokens that its predictions contradict most.
 
     If all tokens were revised at once, neighbours would change because of each other's old values. If one token is
     revised after another, each revision accounts for those before it. Few revisions per call, far apart, are close to
