@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, of_rows, sparse
-from limpet.diffusion.rng import SEEDS as SEED_LIMIT
-from limpet.diffusion.rng import CounterRNG
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, positions, sparse
+from limpet.diffusion.rng import SEED_LIMIT, CounterRNG
 from limpet.errors import LimpetError
 from limpet.files import opened, write_whole
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
@@ -282,9 +281,9 @@ def _tracing_backend(candidates: int, found: list[tuple[Tensor, Tensor]]) -> Bac
     def advance(head: Head, features: Tensor, plan: TracedPlan) -> Outcome:
         logits = head(features)
         outcome = sparse.BACKEND.advance(lambda rows: rows, logits, plan.inner)
-        tokens = plan.call.tokens[0]
-        call = of_rows(plan.call, torch.zeros_like(tokens))
-        scores = log_probs(logits[0], tokens, call, plan.transition.temperature)
+        position = positions(plan.call.tokens)
+        rows = torch.stack([torch.zeros_like(position), position], -1)  # of the one sample
+        scores = log_probs(logits[0], rows, plan.call, plan.transition.temperature)
         values, top_tokens = scores.topk(candidates, -1)
         found.append((top_tokens, (values - scores.logsumexp(-1, keepdim=True)).exp()))
         return outcome
