@@ -40,7 +40,7 @@ class BlockRefinement(Sampler):
     nfe: int = param(64, "Network calls per sample; the last commits the remaining tokens.", low=2)
     threshold: float = param(0.95, "Confidence above which a token is committed beyond the quota.", low=0, high=1)
     editing: float | None = param(
-        None, "Confidence above which another token replaces a committed one. None: never.", low=0, high=1
+        None, "Confidence that replaces a committed token. None: never replaced.", low=0, high=1
     )
     temperature: float = param(
         0.0, "Softmax temperature of the draws. At 0 the argmax is taken, with its confidence at 1.", low=0, high=1e6

@@ -26,9 +26,7 @@ class GIDDAdaptive(Sampler):
     counts; on uniform states it is 1 / V everywhere. Nothing is stored: a later call may set any position again."""
 
     nfe: int = param(64, "Network calls per sample.", low=2)
-    count: int | None = param(
-        None, "Positions set in one call. None: the generated length over the calls that set positions.", low=0
-    )
+    count: int | None = param(None, "Positions set in one call. None: the length over the calls that set.", low=0)
     final_step: Literal["state", "argmax"] = param(
         "state", "The last call: set positions like the other calls, or return the argmax."
     )
@@ -79,15 +77,11 @@ class GIDDCorrection(Native):
     A sample stops if a call changes nothing, or if its agreement with the argmax has not increased for a while. Its
     remaining calls are made and counted."""
 
-    corrections: int | None = param(
-        None, "Calls of nfe that correct, after the others have drawn a sample. None: half of them.", low=0
-    )
+    corrections: int | None = param(None, "Calls of nfe that correct, after the others. None: half of them.", low=0)
     correction_time: float = param(0.01, "The time given to the network when correcting.", low=process.EPS, high=1)
     sharpness: float = param(0.1, "Softmax temperature of the draws when correcting.", above=0, high=1e6)
     changes: int = param(1, "Most tokens changed by one correcting call.", low=1)
-    patience: int | None = param(
-        32, "A sample stops if its agreement has not increased for more than this many calls. None: never.", low=0
-    )
+    patience: int | None = param(32, "Calls without better agreement before a sample stops. None: any.", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
