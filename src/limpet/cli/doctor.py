@@ -104,7 +104,7 @@ def chi_square_check(name: str, backend: Backend, device: str) -> dict[str, Any]
     """Draws of one reverse step against the dense distribution, for full, tied and point-mass predictions, with and
     without top-p."""
     worst = min(
-        testing.fit(backend, torch.tensor(probs, dtype=torch.float64), Support(top_p), seed=row, device=device)
+        testing.p_value(backend, torch.tensor(probs, dtype=torch.float64), Support(top_p), seed=row, device=device)
         for row, probs in enumerate(DISTRIBUTIONS)
         for top_p in (1.0, 0.65)
     )
