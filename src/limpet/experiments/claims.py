@@ -174,9 +174,7 @@ def within(name: str, estimate: Estimate, bound: float, paper: PublishedValue | 
     return Finding(name, estimate, Criterion(f"within {bound:.3g} of 0", -bound, bound), paper)
 
 
-def between(
-    name: str, estimate: Estimate, low: float, high: float, paper: PublishedValue | None = None
-) -> Finding:
+def between(name: str, estimate: Estimate, low: float, high: float, paper: PublishedValue | None = None) -> Finding:
     """The value lies in an interval."""
     return Finding(name, estimate, Criterion(f"{low:g} to {high:g}", low, high), paper)
 

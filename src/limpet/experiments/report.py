@@ -136,7 +136,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def rounded(results: Results) -> Results:
-    """Results to the study's digits. All of a report is built from these, so report.json is enough to build it again."""
+    """Results to the study's digits. A report is built from these alone, so report.json is enough to build it again."""
     digits = results.study.digits
 
     def short(measures: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _tables(results: Results) -> tuple[Table, ...]:
     columns = [(f"ppl:{judge}", f"GenPPL, {judge} (lower is better)", 2) for judge in results.judges]
     columns += [(metric, UNITS.get(metric, metric), 4) for metric in results.study.metrics]
     columns.append(("committed", UNITS["committed"], 1))
-    tables = []
+    tables: list[Table] = []
     for start in range(0, len(columns), COLUMNS):
         part = columns[start : start + COLUMNS]
         rows = tuple(

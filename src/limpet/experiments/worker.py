@@ -185,7 +185,8 @@ class Worker:
                 else:
                     sets[stored] = numbers([scores.set_values()[name]])[0]
             # By number: one judge may have two names, and the unit is the same.
-            columns |= {f"{name}:{i}": numbers(getattr(scores.judged[0], name)) for name in ("nll", "tokens", "dropped")}
+            for name in ("nll", "tokens", "dropped"):
+                columns[f"{name}:{i}"] = numbers(getattr(scores.judged[0], name))
             if scores.mauve is not None:
                 sets["mauve"] = numbers([scores.mauve.mean()])[0]
         return columns, sets
