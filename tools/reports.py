@@ -1,51 +1,75 @@
-"""What docs/reports/mini, the claims in docs/reproduce.md and the tables of docs/audits.md are made of: numbers made
-elsewhere, as JSON.
+"""Write docs/reports, the claims in docs/reproduce.md and the tables of docs/audits.md from numbers as JSON.
 
-python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": lab.collect(...).to_dict(), ...}, any of them
-python tools/reports.py                  # from the numbers that are committed, again
+python tools/reports.py NUMBERS.json     # {"nfe-scaling-mini-gpu": collect(...).to_dict(), ...}, for any of them
+python tools/reports.py                  # again, from the committed numbers
 
-Of a study that shows texts, `"texts"` stand beside its cells. A committed report is its page, its Markdown with the
-SVGs, and its numbers, compressed: tables in other formats and PNGs come out of `report.write` again."""
+For a study whose page shows texts, "texts" stands beside its cells. A committed report is its page, its Markdown, its
+SVGs and its compressed numbers; `report.write_report` makes other formats from them."""
 
 from __future__ import annotations
 
 import json
 import lzma
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import audits
 from blocks import put
-from limpet.experiments import Results, Study, report, units
+from limpet.experiments import Results, Study, report, study_files
 from limpet.paper import studies
-from limpet.paper.studies import mending
 
 DOCS = Path(__file__).parents[1] / "docs"
-FOLDER = DOCS / "reports" / "mini"
-CLAIMS = "claims: report.tally and report.overview of reports/mini"
+REPORTS = DOCS / "reports"
+FOLDER = REPORTS / "mini"
+CLAIMS = "claims: report.count_verdicts and report.claims_table of reports/mini"
+NOT_IN_PAPER = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"),
+                ("interleave", "mini-gpu"))  # fmt: skip
+STUDY_FILES = ("final-step-sample", "readings", "readings-prompt")  # studies from TOML files
 
 
-OWN = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"),
-       ("interleave", "mini-gpu"))  # fmt: skip
+def other_studies() -> Iterator[tuple[str, Study]]:
+    """Committed reports of other models and sizes than a preset's, by their folders."""
+    for name in ("mini", "mini-distilled", "words-64", "words-8", "chain-64", "chain-8"):
+        yield f"values/{name}", values_study(REPORTS / "values" / name)
+    for name in ("exact-16", "exact-64"):
+        yield f"revision/{name}", audit_study("revision", REPORTS / "revision" / name)
+    yield "mini/selection-other-text", audit_study("selection", FOLDER / "selection-other-text")
 
 
-def written(made: Mapping[str, Any], several: Iterator[Study]) -> Iterator[report.Section]:
-    """Reports, each from its new numbers or from those that are committed."""
+def values_study(folder: Path) -> Study:
+    """The study `values` with the model and size of a written report."""
+    numbers = report.load_numbers(folder)
+    (model,), (settings,) = numbers["provenance"]["models"], numbers["provenance"]["settings"]
+    size, nfe = studies.preset(numbers["preset"]), settings["nfe"]
+    captions = {"base": model, "distilled": model}
+    return studies.study("values", replace(size, n=settings["n"], nfe=nfe, distilled=model, captions=captions))
+
+
+def audit_study(name: str, folder: Path) -> Study:
+    """An audit with the models and size of a written report."""
+    numbers = report.load_numbers(folder)
+    own, models = studies.audit_presets(name)[numbers["preset"]], tuple(numbers["provenance"]["models"])
+    return studies.study(name, replace(own, models=models, seeds=tuple(numbers["provenance"]["seeds"])))
+
+
+def write(numbers: Mapping[str, Any], several: Iterable[Study]) -> Iterator[report.IndexEntry]:
+    """Write reports from new numbers, or again from the committed ones."""
     for one in several:
-        name = units.name(one)
-        if name in made:
-            results = replace(Results.from_dict(one, made[name]), texts=made[name].get("texts", {}))
+        folder = FOLDER / one.full_name
+        if one.full_name in numbers:
+            new = numbers[one.full_name]
+            results = replace(Results.from_dict(one, new), texts=new.get("texts", {}))
         else:
-            results = report.read(one, FOLDER / name)
-        report.write(results, FOLDER / name, among=True)
-        yield report.section(results)
+            results = report.read_report(one, folder)
+        report.write_report(results, folder, in_index=True)
+        yield report.index_entry(results)
 
 
-def thin(folder: Path) -> None:
-    """A report as it is committed."""
+def compress(folder: Path) -> None:
+    """Reduce a report to the files that are committed."""
     for file in (*folder.glob("figures/*.png"), *folder.glob("tables/*")):
         file.unlink()
     if (folder / "tables").is_dir():
@@ -55,18 +79,22 @@ def thin(folder: Path) -> None:
         numbers.unlink()
 
 
-def main(numbers: Path | None) -> None:
-    made = {} if numbers is None else json.loads(numbers.read_text(encoding="utf-8"))
-    sections = list(written(made, iter(studies.whole(studies.preset("mini-gpu")))))
-    list(written(made, (studies.study(name, studies.preset(size)) for name, size in OWN)))
-    list(written(made, iter([studies.study("mending", mending.PRESETS["mini"])])))
-    report.write_index(sections, FOLDER)
-    for folder in (DOCS / "reports").glob("*/*/"):
-        thin(folder)
-    put(DOCS / "reproduce.md", CLAIMS, f"{report.tally(sections)}\n\n{report.overview(sections, 'reports/mini/')}")
+def main(file: Path | None) -> None:
+    numbers = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    entries = list(write(numbers, studies.all_studies(studies.preset("mini-gpu"))))
+    others = [studies.study(name, studies.preset(size)) for name, size in NOT_IN_PAPER]
+    others.append(studies.study("revision", studies.audit_presets("revision")["mini"]))
+    list(write(numbers, [*others, *(study_files.load(FOLDER / f"{name}.toml") for name in STUDY_FILES)]))
+    for path, study in other_studies():
+        report.write_report(report.read_report(study, REPORTS / path), REPORTS / path)
+    report.write_index(entries, FOLDER)
+    for folder in REPORTS.glob("*/*/"):
+        compress(folder)
+    tally = report.count_verdicts(entries)
+    put(DOCS / "reproduce.md", CLAIMS, f"{tally}\n\n{report.claims_table(entries, 'reports/mini/')}")
     for name, block in audits.blocks(audits.committed(FOLDER)).items():
         put(DOCS / "audits.md", name, block)
-    print(report.tally(sections))
+    print(tally)
 
 
 if __name__ == "__main__":

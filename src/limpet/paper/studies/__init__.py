@@ -1,104 +1,127 @@
-"""The paper's tables and figures as studies: one small file each, with its cells at a preset's size, and what it shows
-of their results: tables, panels of a figure, scatters, contrasts, and what each claim rests on. The words stand in
-studies.toml and audits.toml."""
+"""The paper's tables and figures as studies. Each study is one module with its cells at a preset's size, and functions
+that turn results into tables, panels of a figure, scatter plots, contrasts and claims; its texts are in TOML files."""
 
 from __future__ import annotations
 
 import importlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.experiments.claims import Claim
-from limpet.experiments.contents import Figure, Page
-from limpet.experiments.results import Results
-from limpet.experiments.study import Cell, Probe, Study
+from limpet.experiments import Cell, Claim, Figure, Probe, ReportContent, Results, Study
 from limpet.paper.studies import audits
-from limpet.paper.studies.presets import PRESETS, Preset, preset
-from limpet.paper.studies.published import Beside
+from limpet.paper.studies.presets import PRESETS, Preset, preset, read_toml
+from limpet.paper.studies.published import PaperResults
 
-WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("studies.toml").read_text("utf-8"))
-STUDIES = {name: words["about"] for name, words in WORDS.items()}
-PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # what a study's file may make of its results
-# With presets of their own: they look inside paths and forward states.
-AUDITS = {name: words["about"] for name, words in audits.FILE.content.items()}
-OWN = ("samplers", "forms", "pareto", "interleave", "mending")  # limpet's, and not the paper's
+TEXTS = read_toml("studies.toml")
+STUDIES = {name: texts["about"] for name, texts in TEXTS.items()}
+AUDITS = {name: texts["about"] for name, texts in audits.FILE.content.items()}  # they have presets of their own
+NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "revision")
+PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # functions that a study's module may have
+
+
+def module_of(name: str) -> Any:
+    """The module of a study or an audit by name."""
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def audit_presets(name: str) -> dict[str, audits.AuditPreset[Any]]:
+    """The sizes of an audit by name."""
+    presets: dict[str, audits.AuditPreset[Any]] = module_of(name).PRESETS
+    return presets
 
 
 def study(name: str, size: Any) -> Study:
-    """A study of the paper by name, at a preset's size; an audit's is one of its own."""
+    """A study of the paper by name.
+
+    size: a `Preset`, or an `AuditPreset` for an audit."""
     if name not in {**STUDIES, **AUDITS}:
         raise LimpetError(f"there is no study {name!r}; there are {', '.join(STUDIES)}, or give a .toml file")
-    module: Any = importlib.import_module(f"limpet.paper.studies.{name.replace('-', '_')}")
-    about = {**WORDS, **audits.FILE.content}[name]
+    module, texts = module_of(name), {**TEXTS, **audits.FILE.content}[name]
+    cells = tuple(module.cells(size))
+    models = {model for cell in cells for model in (cell.models if isinstance(cell, Probe) else (cell.model,))}
 
-    def show(results: Results) -> Page:
+    def build_report(results: Results) -> ReportContent:
         makers = {"tables": audits.tables, **vars(module)} if name in AUDITS else vars(module)
-        beside = Beside(**vars(results), size=size, words=about)
-        made = {part: makers[part](beside, size) for part in PARTS if part in makers}
-        panels, found = tuple(made.get("panels", ())), made.get("claims", {})
-        # In words of its own, or in those that all its claims share.
-        claims = {key: about["claim"] for key in found if "claim" in about} | about.get("claims", {})
-        rests = {key: [*found.get(key, ()), *beside.findings(claim)] for key, claim in claims.items()}
-        return Page(
-            tuple(made.get("tables", ())),
-            (Figure(name, about["shows"].format(size=size), panels, columns=about.get("columns", 3)),)
-            if panels
-            else (),
-            tuple(made.get("contrasts", ())),
-            tuple(
-                Claim(
-                    one["where"].format(key=key), one["text"].format(key=key, size=size), rests[key], one.get("why", "")
-                )
-                for key, one in claims.items()
-                if rests[key]
-            ),
-            tuple(made.get("scatters", ())),
+        paper_results = PaperResults(**vars(results), preset=size, study_texts=texts)
+        parts = {part: makers[part](paper_results, size) for part in PARTS if part in makers}
+        panels = tuple(parts.get("panels", ()))
+        caption = texts["shows"].format(preset=size) if panels else ""
+        return ReportContent(
+            tables=tuple(parts.get("tables", ())),
+            figures=(Figure(name, caption, panels, columns=texts.get("columns", 3)),) if panels else (),
+            contrasts=tuple(parts.get("contrasts", ())),
+            claims=tuple(_claims(paper_results, parts.get("claims", {}))),
+            scatters=tuple(parts.get("scatters", ())),
         )
 
-    cells, rules = tuple(module.cells(size)), about.get("conventions", {})
-    more = getattr(module, "STUDY", {})  # what else a study has
-    models = {model for cell in cells for model in (cell.models if isinstance(cell, Probe) else (cell.model,))}
-    toy = size.name == "smoke" or all(model.startswith("exact:") for model in models)
     return Study(
         name,
-        about["title"],
+        texts["title"],
         cells,
-        getattr(size, "more", {}).get(name, size.shards),
-        show,
+        getattr(size, "more_seeds", {}).get(name, size.seeds),
+        build_report,
         size.judges,
         preset=size.name,
-        conventions=rules,
-        toy=toy,
-        **more,
+        conventions=texts.get("conventions", {}),
+        is_toy=size.name == "smoke" or all(model.startswith("exact:") for model in models),
+        **getattr(module, "STUDY", {}),
     )
 
 
-def whole(size: Preset, stand: Mapping[str, str] = {}) -> list[Study]:
-    """All that the paper measures, at a preset's size: its audits, which score nothing, and then its studies. `stand`
-    names what stands for a model or a judge."""
-    judges = tuple(replace(one, name=stand.get(one.name, one.name)) for one in size.judges)
-    distilled, base = (stand.get(model, model) for model in (size.distilled, size.base))
+def _claims(results: PaperResults, computed: Mapping[str, Any]) -> list[Claim]:
+    """The claims of a study that rest on any finding: those computed by its module, and those defined in its texts."""
+    texts = results.study_texts
+    shared = {key: texts["claim"] for key in computed if "claim" in texts}
+    claims = []
+    for key, text in {**shared, **texts.get("claims", {})}.items():
+        findings = [*computed.get(key, ()), *results.defined_findings(text)]
+        names = {"key": key, "preset": results.preset}
+        if findings:
+            where, sentence = (text[field].format(**names) for field in ("where", "text"))
+            claims.append(Claim(where, sentence, findings, text.get("why", "")))
+    return claims
+
+
+def all_studies(size: Preset, replacements: Mapping[str, str] = {}) -> list[Study]:
+    """Everything that the paper measures, at a preset's size: its audits, then its studies.
+
+    replacements: names of models or judges to replace, and by what."""
+    judges = tuple(replace(judge, name=replacements.get(judge.name, judge.name)) for judge in size.judges)
+    distilled, base = (replacements.get(model, model) for model in (size.distilled, size.base))
     sizes: dict[str, Any] = dict.fromkeys(STUDIES, replace(size, judges=judges, distilled=distilled, base=base))
     for name in AUDITS:
-        if name not in OWN:
-            known = importlib.import_module(f"limpet.paper.studies.{name}").PRESETS
+        if name not in NOT_IN_PAPER:
+            known = audit_presets(name)
             if (own := known.get(size.name)) is None:
                 raise LimpetError(f"audits have no preset {size.name!r}; they have {', '.join(known)}")
-            sizes[name] = replace(own, models=tuple(stand.get(model, model) for model in own.models))
-    return [study(name, sizes[name]) for name in (*AUDITS, *STUDIES) if name not in OWN]
+            sizes[name] = replace(own, models=tuple(replacements.get(model, model) for model in own.models))
+    return [study(name, sizes[name]) for name in (*AUDITS, *STUDIES) if name not in NOT_IN_PAPER]
 
 
-def shortened(one: Study, length: int) -> Study:
-    """The same study on samples of so many tokens, where it does not say itself how many."""
-    return replace(one, cells=tuple(
-        replace(cell, length=cell.length or length) if isinstance(cell, Cell) else
-        replace(cell, settings=replace(cell.settings, length=length))
-        for cell in one.cells
-    ))  # fmt: skip
+def with_length(one: Study, length: int) -> Study:
+    """The same study with a default length, for cells that do not set their own."""
+
+    def shortened(cell: Cell | Probe) -> Cell | Probe:
+        if isinstance(cell, Cell):
+            return replace(cell, length=cell.length or length)
+        return replace(cell, settings=replace(cell.settings, length=length))
+
+    return replace(one, cells=tuple(map(shortened, one.cells)))
 
 
-__all__ = ["AUDITS", "OWN", "PRESETS", "STUDIES", "WORDS", "Preset", "preset", "shortened", "study", "whole"]
+__all__ = [
+    "AUDITS",
+    "NOT_IN_PAPER",
+    "PRESETS",
+    "STUDIES",
+    "TEXTS",
+    "Preset",
+    "all_studies",
+    "audit_presets",
+    "module_of",
+    "preset",
+    "study",
+    "with_length",
+]

@@ -1,4 +1,5 @@
-"""Whether a stored label is still believed later, seen, hidden at its own position, or never written (appendix E)."""
+"""Whether a committed token is still probable later: visible, hidden at its own position, or never written
+(appendix E.3)."""
 
 from __future__ import annotations
 
@@ -10,127 +11,145 @@ import torch
 from torch import Tensor
 
 from limpet.evaluation.statistics import paired
-from limpet.experiments.claims import Finding, above
-from limpet.experiments.contents import Panel, series
-from limpet.experiments.results import Results
-from limpet.experiments.study import Seen
+from limpet.experiments import Finding, Panel, ProbeValue, Results, above, estimate_series
+from limpet.generation import Inputs, Step, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies import trajectories
-from limpet.paper.studies.audits import Preset, beside, each, less, models_of, one, presets
+from limpet.paper.studies.audits import (
+    AuditPreset,
+    estimate_of,
+    models_beside,
+    models_of,
+    paper_difference,
+    percent,
+    presets,
+    probe_each,
+)
 from limpet.paper.studies.published import Claims, ticks
+from limpet.paper.studies.trajectories import AuditSettings, audit_inputs, evenly_spaced, predict_samples
 from limpet.samplers import CRS, Native
-from limpet.samplers.context import Context, State
-from limpet.samplers.crs import NEVER
 
 VIEWS = ("overwritten", "restored", "revisable")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(trajectories.Settings):
-    events: int = 8  # selections audited on each path, at most
+class HiddenSettings(AuditSettings):
+    events: int = 8  # selections audited in each trajectory, at most
     offsets: tuple[int, ...] = (1, 2, 4, 8)  # calls after the selection
 
 
-PRESETS = presets("hidden", Settings)
+PRESETS = presets("hidden", HiddenSettings)
 
 
-class Event(NamedTuple):
-    ctx: int
+class CommitEvent(NamedTuple):
+    """A position of one sample and the token that a call committed there."""
+
+    sample: int
     position: int
     call: int
-    label: int
+    token: int
 
 
-Belief = dict[str, float]  # at one offset, the probability of the stored label in each view, and whether it "changed"
+Belief = dict[str, float]  # of one event: the probability of its token in each view, and whether it "changed"
 
 
-def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
-    crs = CRS(nfe=settings.nfe)
+def audit(
+    models: Sequence[Denoiser], settings: HiddenSettings, index: int, seeds: tuple[int, ...]
+) -> Iterator[ProbeValue]:
+    crs, native = CRS(nfe=settings.nfe), Native(nfe=settings.nfe, final_step="argmax")
     for model in models:
-        ctx = trajectories.opened(model, settings, shards[shard], trace=True)
-        native = trajectories.states(Native(nfe=settings.nfe), trajectories.opened(model, settings, shards[shard]))
-        beliefs = followed(crs, ctx, list(trajectories.states(crs, ctx)), list(native), settings)
-        for offset, found in beliefs.items():
+        inputs = audit_inputs(model, settings, seeds[index], trace=True)
+        committing = list(rollout(model, crs, inputs))
+        revisable = list(rollout(model, native, audit_inputs(model, settings, seeds[index])))
+        for offset, found in beliefs_by_offset(inputs, committing, revisable, settings).items():
             at, changed = {"offset": offset}, [belief for belief in found if belief["changed"]]
             for suffix, kept in (("", found), (", where it changed", changed)):
                 for view in VIEWS:
-                    yield Seen(model.name, view + suffix, at, *_mean([belief[view] for belief in kept]))
-            yield Seen(model.name, "changed", at, *_mean([belief["changed"] for belief in found]))
+                    total = sum(belief[view] for belief in kept)
+                    yield ProbeValue(model.name, view + suffix, at, *percent(total, len(kept)))
+            yield ProbeValue(model.name, "changed", at, *percent(len(changed), len(found)))
 
 
-def _mean(values: list[float]) -> tuple[float, str, int]:
-    return (100 * (sum(values) / len(values)) if values else float("nan")), "%", len(values)
-
-
-def followed(
-    crs: CRS, ctx: Context, along: list[State], native: list[State], settings: Settings
+def beliefs_by_offset(
+    inputs: Inputs, committing: Sequence[Step], revisable: Sequence[Step], settings: HiddenSettings
 ) -> dict[int, list[Belief]]:
-    """What the audited events of one shard show at each offset that their path still reaches."""
-    audited = events(along[-1].memory[1], along[-1].memory[0], settings.events)
+    """What the audited events of one seed show at each offset that their trajectory still reaches.
+
+    committing, revisable: every step of the CRS trajectory and of its paired native one."""
+    values, committed_at = committing[-1].state.memory
+    audited = commit_events(committed_at, values, settings.nfe, settings.events)
     found: dict[int, list[Belief]] = {offset: [] for offset in settings.offsets}
-    for call in range(settings.nfe):
+    for call in range(1, settings.nfe):
         here = [(event, offset) for event in audited for offset in settings.offsets if event.call + offset == call]
         if here:
-            beliefs = observe(crs, ctx, along[call], native[call], [event for event, _ in here])
-            for (_, offset), one in zip(here, beliefs, strict=True):
-                found[offset].append(one)
+            beliefs = beliefs_at(inputs, committing, revisable, call, [event for event, _ in here])
+            for (_, offset), belief in zip(here, beliefs, strict=True):
+                found[offset].append(belief)
     return found
 
 
-def events(committed_at: Tensor, labels: Tensor, most: int) -> list[Event]:
-    """At most so many selections of each path, evenly spaced in order of call and position."""
+def commit_events(committed_at: Tensor, values: Tensor, nfe: int, most: int) -> list[CommitEvent]:
+    """At most `most` selections of each trajectory, evenly spaced in order of call and position.
+
+    committed_at: (B, L) the call that committed each position, nfe or more for none. values: (B, L) its token."""
     found = []
-    for ctx, calls in enumerate(committed_at.cpu()):
+    for sample, calls in enumerate(committed_at.cpu()):
         order = calls.sort(stable=True)
-        chosen = order.indices[order.values < NEVER]
-        for position in chosen[trajectories.spread(len(chosen), most)].tolist():
-            found.append(Event(ctx, position, int(calls[position]), int(labels[ctx, position])))
+        chosen = order.indices[order.values < nfe]
+        for position in chosen[evenly_spaced(len(chosen), most)].tolist():
+            found.append(CommitEvent(sample, position, int(calls[position]), int(values[sample, position])))
     return found
 
 
-def observe(crs: CRS, ctx: Context, state: State, native: State, chosen: Sequence[Event]) -> list[Belief]:
-    """The three views of some events in one call of a traced path and of its paired revisable one."""
-    t, model, device = crs.times[state.call], ctx.model, ctx.fixed.device
-    sample, position, _, label = (torch.tensor(column, device=device) for column in zip(*chosen, strict=True))
-    inputs = torch.where(crs.visible(state), state.memory[0], state.tokens)
-    own = state.tokens[sample, position]
-    restored, each = inputs[sample], torch.arange(len(chosen), device=device)  # one row an event
-    restored[each, position] = own
-    shown = {"overwritten": (inputs, sample), "restored": (restored, each), "revisable": (native.tokens, sample)}
-    found = {"changed": (own != label).double().tolist()}
-    for view, (tokens, row) in shown.items():
-        probs = trajectories.log_probs(model, model.body(tokens, t)[row, position], tokens[row, position], t)
-        found[view] = probs.gather(-1, label[:, None])[:, 0].exp().tolist()
+def beliefs_at(
+    inputs: Inputs, committing: Sequence[Step], revisable: Sequence[Step], call: int, events: Sequence[CommitEvent]
+) -> list[Belief]:
+    """The three views of some events in one call."""
+    step, before, native = committing[call], committing[call - 1].state, revisable[call]
+    model, device = step.context.model, before.tokens.device
+    sample, position, _, token = (torch.tensor(column, device=device) for column in zip(*events, strict=True))
+    each = torch.arange(len(events), device=device)  # one row for each event
+    overwritten, clean = step.model_input[sample], (step.visible | ~step.context.free)[sample]
+    restored, restored_clean = overwritten.clone(), clean.clone()
+    restored[each, position] = own = before.tokens[sample, position]
+    restored_clean[each, position] = False
+    views = {
+        "overwritten": (before, overwritten, clean),
+        "restored": (before, restored, restored_clean),
+        "revisable": (revisable[call - 1].state, native.model_input[sample], None),
+    }
+    found = {"changed": (own != token).double().tolist()}
+    for view, (state, tokens, known) in views.items():
+        log_probs = predict_samples(model, inputs, state, sample, tokens, step.t, position, known)
+        found[view] = log_probs.gather(-1, token[:, None])[:, 0].exp().tolist()
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-cells = each(look)
+cells = probe_each(audit)
 
 
-def claims(results: Results, preset: Preset[Settings]) -> Claims:
-    """Of the distilled model, whose paths the paper follows: the restored view less the paired revisable one."""
+def claims(results: Results, preset: AuditPreset[HiddenSettings]) -> Claims:
+    """Claims about the distilled model, the one that the paper traces: the restored view minus the revisable one."""
 
-    def gaps(suffix: str) -> list[Finding]:
-        views = f"restored{suffix}", f"revisable{suffix}"
-        return [
-            above(f"{views[0]} less revisable, offset {offset}",
-                  paired(*(one(results, view, model, offset=offset).values for view in views)), 0,
-                  less("hidden", *views, offset=offset))
-            for model in beside(results, "Duo-distilled")
-            for offset in preset.settings.offsets
-        ]  # fmt: skip
+    def findings(suffix: str) -> list[Finding]:
+        one, other = f"restored{suffix}", f"revisable{suffix}"
+        found = []
+        for model in models_beside(results, "Duo-distilled"):
+            for offset in preset.settings.offsets:
+                gap = paired(*(estimate_of(results, view, model, offset=offset).values for view in (one, other)))
+                paper = paper_difference("hidden", one, other, offset=offset)
+                found.append(above(f"{one} minus revisable, offset {offset}", gap, 0, paper))
+        return found
 
-    return {"restored": gaps(""), "changed": gaps(", where it changed")}
+    return {"restored": findings(""), "changed": findings(", where it changed")}
 
 
-def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
-    """Probability of the stored label against the offset, over all events and where restoring changed the input."""
+def panels(results: Results, preset: AuditPreset[HiddenSettings]) -> Iterator[Panel]:
+    """Probability of the committed token against the offset, over all events and where restoring changed the input."""
+    offsets = preset.settings.offsets
     for title, suffix in (("all events", ""), ("where restoring changes the token", ", where it changed")):
-        lines = [
-            series(f"{model}, {view}", preset.settings.offsets,
-                   [one(results, view + suffix, model, offset=offset) for offset in preset.settings.offsets])
-            for model in models_of(results, "restored")
-            for view in VIEWS
-        ]  # fmt: skip
-        at = ticks(preset.settings.offsets)
-        yield Panel(title, "calls after the selection", "probability, %", lines, at, log_x=True)
+        lines = []
+        for model in models_of(results, "restored"):
+            for view in VIEWS:
+                estimates = [estimate_of(results, view + suffix, model, offset=offset) for offset in offsets]
+                lines.append(estimate_series(f"{model}, {view}", offsets, estimates))
+        yield Panel(title, "calls after the selection", "probability, %", lines, ticks(offsets), log_x=True)

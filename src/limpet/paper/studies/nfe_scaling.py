@@ -1,42 +1,38 @@
-"""How the tradeoff changes with network calls (section 5.1; tables 2 and 3, figure 2 a-b)."""
+"""How quality changes with the number of network calls (section 5.1; tables 2 and 3, figure 2 a-b)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments.claims import Finding, Printed, above, between
-from limpet.experiments.contents import Entry, Panel, Table
-from limpet.experiments.study import Cell
+from limpet.experiments import Cell, Entry, Finding, Panel, PublishedValue, Table, above, between
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Beside, Claims, printed, ticks
+from limpet.paper.studies.published import Claims, PaperResults, published, ticks
 from limpet.samplers import CRS, Mend, Native, Sampler
 
-ARMS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS", "mend": "Mend"}
-LENGTH = 1024  # of the paper's samples
-MEAN, ERROR = 0, 2  # where they stand in "41.79 ± 0.84", parted
+SAMPLERS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS", "mend": "Mend"}
+PAPER_LENGTH = 1024  # tokens of the paper's samples
+MEAN, ERROR = 0, 2  # their places in "41.79 ± 0.84", partitioned
 
 
-def arms(nfe: int) -> dict[str, Sampler]:
-    """The paper's four, and Mend."""
-    native = Native(nfe=nfe)
-    return {
-        "native": native, "p.95": native.replace(top_p=0.95), "p.9": native.replace(top_p=0.9), "CRS": CRS(nfe=nfe),
-        "mend": Mend(nfe=nfe),
-    }  # fmt: skip
+def samplers(nfe: int) -> dict[str, Sampler]:
+    """The paper's four samplers, and Mend."""
+    native = Native(nfe=nfe, final_step="argmax")
+    top_p = {f"p{p}": native.replace(top_p=float(p)) for p in (".95", ".9")}
+    return {"native": native, **top_p, "CRS": CRS(nfe=nfe), "mend": Mend(nfe=nfe)}
 
 
 def cells(preset: Preset) -> Iterable[Cell]:
     return (
-        Cell(f"{role}/{nfe}/{arm}", model, sampler, preset.n)
+        Cell(f"{role}/{nfe}/{name}", model, sampler, preset.n)
         for role, model in preset.roles.items()
         for nfe in preset.nfes
-        for arm, sampler in arms(nfe).items()
+        for name, sampler in samplers(nfe).items()
     )
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
     def table(name: str, row: Callable[[str], Iterable[Entry]]) -> Table:
         groups = (
             [(Entry(f"{model} / {nfe}"), *row(f"{role}/{nfe}")) for nfe in preset.nfes]
@@ -45,14 +41,14 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
         return results.table(name, groups)
 
     def tradeoff(at: str, part: int) -> Iterator[Entry]:
-        """GenPPL and entropy of every arm in one field each: their means, or their errors."""
+        """GenPPL and entropy of every sampler in one field each: their means, or their errors."""
 
-        def both(texts: Sequence[str]) -> str:
+        def both(texts: list[str]) -> str:
             return " / ".join(text.partition(" ± ")[part] or "n/a" for text in texts) if any(texts) else ""
 
-        for arm in ARMS:
-            here, paper, _ = zip(*results.entries(f"{at}/{arm}", ("ppl", "entropy")), strict=True)
-            yield Entry(both(here), both(paper))
+        for name in SAMPLERS:
+            entries = results.entries(f"{at}/{name}", ("ppl", "entropy"))
+            yield Entry(both([entry.text for entry in entries]), both([entry.paper for entry in entries]))
 
     def selection(at: str) -> Iterable[Entry]:
         return results.entries(f"{at}/CRS", ("committed", "visible"))
@@ -62,36 +58,37 @@ def tables(results: Beside, preset: Preset) -> Iterator[Table]:
     yield table("nfe-scaling-selection", selection)
 
 
-def claims(results: Beside, preset: Preset) -> Claims:
-    """What CRS selects along a path, of the length, and how much of that is visible at once."""
+def claims(results: PaperResults, preset: Preset) -> Claims:
+    """How many positions CRS commits, of the length, and how many of those are visible at once."""
 
-    def of_length(role: str, nfe: int, bound: float) -> Finding:
+    def committed_share(role: str, nfe: int, bound: float) -> Finding:
         cell = f"{role}/{nfe}/CRS"
-        paper = printed("committed", cell)
-        shown = paper and Printed(*(value / LENGTH for value in paper))
+        paper = published("committed", cell)
         share = Estimate(results.values(cell, "committed") / preset.lengths[role])
-        return above(f"committed of the length, {preset.captions[role]}, {nfe} calls", share, bound, shown)
+        paper_share = paper and PublishedValue(*(value / PAPER_LENGTH for value in paper))
+        name = f"committed share of the length, {preset.captions[role]}, {nfe} calls"
+        return above(name, share, bound, paper_share)
 
-    def at_once(role: str) -> Finding:
-        cell = f"{role}/{preset.most}/CRS"
+    def visible_share(role: str) -> Finding:
+        cell = f"{role}/{preset.max_nfe}/CRS"
         share = Estimate(results.values(cell, "visible") / results.values(cell, "committed"))
-        visible, committed = printed("visible", cell), printed("committed", cell)
-        paper = visible and committed and Printed(visible.mean / committed.mean, visible.mean / committed.mean)
-        return between(
-            f"visible of the committed, {preset.captions[role]}, {preset.most} calls", share, 0.25, 0.75, paper
-        )
+        visible, committed = published("visible", cell), published("committed", cell)
+        ratio = visible and committed and visible.mean / committed.mean
+        name = f"visible share of the committed, {preset.captions[role]}, {preset.max_nfe} calls"
+        return between(name, share, 0.25, 0.75, ratio and PublishedValue(ratio, ratio))
 
+    bounds = ((preset.max_nfe, 0.9), (preset.nfes[0], 0.5))
     return {
-        "most": [of_length(role, nfe, bound) for nfe, bound in ((preset.most, 0.9), (preset.nfes[0], 0.5))
-                 for role in preset.captions],
-        "gradual": [at_once(role) for role in preset.captions],
-    }  # fmt: skip
+        "most": [committed_share(role, nfe, bound) for nfe, bound in bounds for role in preset.captions],
+        "gradual": [visible_share(role) for role in preset.captions],
+    }
 
 
-def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
+def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
     for role, model in preset.captions.items():
+        cells = {name: [f"{role}/{nfe}/{name}" for nfe in preset.nfes] for name in SAMPLERS}
         lines = [
-            results.noted(name, [f"{role}/{nfe}/{arm}" for nfe in preset.nfes], preset.nfes, "ppl", note="entropy")
-            for arm, name in ARMS.items()
+            results.annotated_series(caption, cells[name], preset.nfes, "ppl", note="entropy")
+            for name, caption in SAMPLERS.items()
         ]
-        yield Panel(model, "NFE", "GenPPL", lines, ticks(preset.nfes), log_x=True, log_y=True)
+        yield Panel(model, "NFE", "GenPPL (lower is better)", lines, ticks(preset.nfes), log_x=True, log_y=True)

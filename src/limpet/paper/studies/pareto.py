@@ -1,190 +1,207 @@
-"""What the released sampler's quality costs: NLL at the entropy that the released sampler has, by number of calls.
+"""How many calls the quality of the released sampler needs: NLL at the released sampler's entropy, by number of calls.
 
-The released sampler is top-p .9 at a preset's most calls, read out by one more draw, which is its default, or by
-argmax, its greedy tail and the paper's final step. A family is held against it by what its arms at one number of calls
-reach at that entropy. A share of the texts from one arm and the rest from another have the means of both, entropy and
-NLL alike, so what lies between two arms is reached by mixing their texts, and the lower hull of a family's arms is the
-least NLL that it can be asked for. The time that goes with it is another measurement's: benchmarks/pareto.py puts both
-together."""
+The released sampler is top-p .9 at a preset's most calls, with final step sample (its default) or argmax (its greedy
+tail, and the paper's final step). Mixing texts of two samplers mixes their mean entropy and their mean NLL alike. So a
+family reaches, at the released entropy, the lower hull of its samplers at one number of calls. benchmarks/pareto.py
+adds the time of each number of calls."""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate, hull
-from limpet.experiments.claims import below
-from limpet.experiments.contents import Entry, Panel, Series, Table, number, series, signed
-from limpet.experiments.results import Results
-from limpet.experiments.study import Cell
-from limpet.paper.studies import samplers
+from limpet.experiments import (
+    Cell,
+    Entry,
+    Panel,
+    Results,
+    Series,
+    Table,
+    below,
+    estimate_series,
+    format_estimate,
+    format_signed,
+)
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Beside, Claims, ticks
+from limpet.paper.studies.published import Claims, PaperResults, ticks
+from limpet.paper.studies.samplers import FAMILIES, FILE
+from limpet.paper.studies.samplers import STUDY as SAMPLERS_STUDY
 from limpet.samplers import parse
 
-OWN: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("pareto.toml").read_text("utf-8"))
-MORE = {family: [arm for arm in samplers.FAMILIES[family] if arm not in arms] for family, arms in OWN.items()}
-RELEASED = {
-    "argmax": "native top_p=.9",
-    "sample": "native top_p=.9 final_step=sample",
-}  # by final step
-STUDY = {key: samplers.STUDY[key] for key in ("real", "digits")}  # so that it shares that study's cells
-Arms = Mapping[int, Mapping[str, Sequence[str]]]  # by number of calls and family
-X, Y = "network calls", "NLL less the released sampler's, at its entropy"
+OWN: dict[str, list[str]] = FILE["pareto"]
+MORE = {family: [text for text in FAMILIES[family] if text not in own] for family, own in OWN.items()}
+RELEASED = {"argmax": "native top_p=.9 final_step=argmax", "sample": "native top_p=.9"}  # by final step
+STUDY = {key: SAMPLERS_STUDY[key] for key in ("reference_text", "digits")}  # so that it shares that study's cells
+SamplersByCalls = Mapping[int, Mapping[str, Sequence[str]]]  # by number of calls and family
+X, Y = "network calls", "delta NLL at the released entropy"
 
 
 def calls(preset: Preset) -> list[int]:
-    """A preset's own numbers of calls, fewer of them, and twice the most."""
+    """A preset's own numbers of calls, smaller ones, and twice the largest."""
     first = preset.nfes[0]
-    return sorted(
-        {few for few in (first // 4, first // 2, 3 * first // 4) if few > 1} | {*preset.nfes, 2 * preset.most}
-    )
+    fewer = {few for few in (first // 4, first // 2, 3 * first // 4) if few > 1}
+    return sorted(fewer | {*preset.nfes, 2 * preset.max_nfe})
 
 
 def families(preset: Preset, nfe: int) -> dict[str, list[str]]:
-    """The arms at a number of calls."""
-    shared = {family: arms if nfe in preset.nfes else [] for family, arms in MORE.items()}
-    return {family: [*arms, *shared[family]] for family, arms in OWN.items() if arms or shared[family]}
+    """The samplers at a number of calls, by family."""
+    shared = {family: texts if nfe in preset.nfes else [] for family, texts in MORE.items()}
+    return {family: [*texts, *shared[family]] for family, texts in OWN.items() if texts or shared[family]}
 
 
-def every(preset: Preset) -> Arms:
+def by_calls(preset: Preset) -> SamplersByCalls:
+    """All samplers of the study."""
     return {nfe: families(preset, nfe) for nfe in calls(preset)}
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells ROLE/NFE/ARM, as the study of samplers has them; beyond a preset's most calls fewer samples do."""
-    for role, (nfe, families) in product(preset.captions, every(preset).items()):
-        n = preset.fine_n if nfe <= preset.most else preset.n
-        for arm in (arm for arms in families.values() for arm in arms):
-            yield Cell(f"{role}/{nfe}/{arm}", preset.roles[role], parse(arm)[1].replace(nfe=nfe), n)
+    """Cells ROLE/NFE/SAMPLER, as in the study of samplers; beyond a preset's most calls with fewer samples."""
+    for role, (nfe, families) in product(preset.captions, by_calls(preset).items()):
+        n = preset.fine_n if nfe <= preset.max_nfe else preset.n
+        for text in (text for texts in families.values() for text in texts):
+            yield Cell(f"{role}/{nfe}/{text}", preset.roles[role], parse(text)[1].replace(nfe=nfe), n)
 
 
-def released(preset: Preset, final_step: str) -> str:
-    """The released sampler's cell, under a role."""
-    return f"{preset.most}/{RELEASED[final_step]}"
+def released_cell(preset: Preset, final_step: str) -> str:
+    """The released sampler's cell, without its role."""
+    return f"{preset.max_nfe}/{RELEASED[final_step]}"
 
 
-class Mixture(NamedTuple):
-    """Arms that reach an entropy with the least NLL."""
+class SamplerMixture(NamedTuple):
+    """The samplers that reach an entropy with the lowest NLL."""
 
-    shares: dict[str, float]  # of the texts, by arm
-    slope: float  # of NLL over entropy from one to the other
+    shares: dict[str, float]  # of the texts, by sampler
+    slope: float  # of NLL against entropy, from one to the other
 
 
-def mixed(
-    results: Results, preset: Preset, role: str, final_step: str, nfe: int, arms: Sequence[str]
-) -> Mixture | None:  # fmt: skip
-    """Those of some arms that reach the released sampler's entropy with the least NLL, over all shards; None where no
-    mixture has that entropy."""
-    points = {arm: tuple(results(f"{role}/{nfe}/{arm}", what).mean for what in ("entropy", "nll")) for arm in arms}
-    wanted = results(f"{role}/{released(preset, final_step)}", "entropy").mean
-    named = {point: arm for arm, point in reversed(points.items())}
+def best_mixture(
+    results: Results, preset: Preset, role: str, final_step: str, nfe: int, texts: Sequence[str]
+) -> SamplerMixture | None:
+    """The mixture of some samplers with the released entropy and the lowest NLL, over all seeds; None if there is
+    none with that entropy."""
+    points = {
+        text: tuple(results(f"{role}/{nfe}/{text}", name).mean for name in ("entropy", "nll")) for text in texts
+    }
+    wanted = results(f"{role}/{released_cell(preset, final_step)}", "entropy").mean
+    sampler_at = {point: text for text, point in reversed(points.items())}
     corners = zip(*hull(*zip(*points.values(), strict=True)), strict=True)
     for left, right in pairwise(corners):
         if left[0] <= wanted <= right[0]:
-            wide = right[0] - left[0]
-            shares = {named[left]: float((right[0] - wanted) / wide), named[right]: float((wanted - left[0]) / wide)}
-            return Mixture({arm: share for arm, share in shares.items() if share}, float((right[1] - left[1]) / wide))
+            width = right[0] - left[0]
+            shares = {
+                sampler_at[left]: float((right[0] - wanted) / width),
+                sampler_at[right]: float((wanted - left[0]) / width),
+            }
+            used = {text: share for text, share in shares.items() if share}
+            return SamplerMixture(used, float((right[1] - left[1]) / width))
     return None
 
 
-def less(results: Results, preset: Preset, role: str, final_step: str, nfe: int, arms: Sequence[str]) -> Estimate:
-    """The NLL that some arms reach at the released sampler's entropy, less the released sampler's. All shards have one
-    mixture, which is as diverse on the whole; what it is more or less in a shard of its own is taken off along the
-    hull, and is the part that entropy's noise has in the error."""
-    found = mixed(results, preset, role, final_step, nfe, arms)
+def delta(
+    results: Results, preset: Preset, role: str, final_step: str, nfe: int, texts: Sequence[str]
+) -> Estimate:
+    """The NLL of the best mixture minus the released sampler's.
+
+    All seeds share one mixture, which has the released entropy on average. The difference of entropy within a seed is
+    removed along the hull, so that the error includes the noise of entropy."""
+    found = best_mixture(results, preset, role, final_step, nfe, texts)
     if found is None:
-        none = np.full(len(results.study.shards), np.nan)
-        return Estimate(none, ("no mixture of its arms has that entropy",) * len(none))
-    more = {
-        what: sum(share * results.values(f"{role}/{nfe}/{arm}", what) for arm, share in found.shares.items())
-        - results.values(f"{role}/{released(preset, final_step)}", what)
-        for what in ("entropy", "nll")
-    }
-    return Estimate(more["nll"] - found.slope * more["entropy"])
+        count = len(results.study.seeds)
+        return Estimate(np.full(count, math.nan), ("no mixture of its samplers has that entropy",) * count)
+    base, difference = f"{role}/{released_cell(preset, final_step)}", {}
+    for name in ("entropy", "nll"):
+        mixed = sum(share * results.values(f"{role}/{nfe}/{text}", name) for text, share in found.shares.items())
+        difference[name] = mixed - results.values(base, name)
+    return Estimate(difference["nll"] - found.slope * difference["entropy"])
 
 
-def alone(
-    results: Results, preset: Preset, every: Arms, role: str, final_step: str
+def sufficient(
+    results: Results, preset: Preset, samplers: SamplersByCalls, role: str, final_step: str
 ) -> dict[tuple[int, str, str], Estimate]:
-    """The arms that are enough by themselves, by calls and family: their entropy is not less than the released
-    sampler's, and their NLL is below its, with the confidence of every finding."""
-    base = f"{role}/{released(preset, final_step)}"
+    """The samplers that suffice without mixing, by calls and family, with their delta NLL: their entropy is at least
+    the released sampler's, and their NLL is lower with the confidence of every finding."""
+    base = f"{role}/{released_cell(preset, final_step)}"
     found = {}
-    for nfe, families in every.items():
-        for family, arm in ((family, arm) for family, arms in families.items() for arm in arms):
-            gain = results.contrast(f"{role}/{nfe}/{arm}", base)
-            kept = results.contrast(f"{role}/{nfe}/{arm}", base, measure="entropy").mean >= 0
-            if kept and below("", gain).outcome == "holds":
-                found[nfe, family, arm] = gain
+    for nfe, families in samplers.items():
+        for family, text in ((family, text) for family, texts in families.items() for text in texts):
+            cells = f"{role}/{nfe}/{text}", base
+            lower = results.contrast(*cells)
+            if results.contrast(*cells, measure="entropy").mean >= 0 and below("", lower).outcome == "holds":
+                found[nfe, family, text] = lower
     return found
 
 
-def named(every: Arms) -> list[str]:
-    """The families, wherever they stand."""
-    return list(dict.fromkeys(family for families in every.values() for family in families))
+def all_families(samplers: SamplersByCalls) -> list[str]:
+    """The families at any number of calls."""
+    return list(dict.fromkeys(family for families in samplers.values() for family in families))
 
 
 def reached(
-    results: Beside, preset: Preset, every: Arms, final_steps: Iterable[str] = tuple(RELEASED)
+    results: PaperResults, preset: Preset, samplers: SamplersByCalls, final_steps: Iterable[str] = tuple(RELEASED)
 ) -> Iterator[Table]:
-    """By model and final step: NLL less the released sampler's at its entropy, by family and number of calls."""
+    """By model and final step: delta NLL at the released entropy, by family and number of calls."""
     for (role, caption), final_step in product(preset.captions.items(), final_steps):
 
         def entry(family: str, nfe: int, role: str = role, final_step: str = final_step) -> Entry:
-            arms = every[nfe].get(family)
-            return Entry(signed(less(results, preset, role, final_step, nfe, arms), 3) if arms else "")
+            texts = samplers[nfe].get(family)
+            return Entry(format_signed(delta(results, preset, role, final_step, nfe, texts), 3) if texts else "")
 
-        base = f"{role}/{released(preset, final_step)}"
-        at = {what: number(results(base, what), 3) for what in ("nll", "entropy")}
-        words = results.words["tables"]["reached"]["caption"]
-        yield Table(
-            f"reached-{role}-{final_step}",
-            words.format(caption=caption, final_step=final_step, calls=preset.most, **at),
-            ("Family", *(f"{nfe} calls" for nfe in every)),
-            (tuple((Entry(family), *(entry(family, nfe) for nfe in every)) for family in named(every)),),
+        base = f"{role}/{released_cell(preset, final_step)}"
+        at = {name: format_estimate(results(base, name), 3) for name in ("nll", "entropy")}
+        rows = [(Entry(family), *(entry(family, nfe) for nfe in samplers)) for family in all_families(samplers)]
+        yield results.table(
+            f"reached/{role}/{final_step}",
+            [rows],
+            *(f"{nfe} calls" for nfe in samplers),
+            caption=caption,
+            final_step=final_step,
+            calls=str(preset.max_nfe),
+            **at,
         )
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
-    yield from reached(results, preset, every(preset))
+def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
+    yield from reached(results, preset, by_calls(preset))
 
 
 def lines(
-    results: Results, preset: Preset, every: Arms, role: str, final_step: str, at: Mapping[tuple[int, str], float]
+    results: Results,
+    preset: Preset,
+    samplers: SamplersByCalls,
+    role: str,
+    final_step: str,
+    at: Mapping[tuple[int, str], float],
 ) -> Iterator[Series]:
-    """Each family over what `at` gives its numbers of calls, where it has a value; one without any keeps its place, so
-    that a family looks alike in all panels."""
-    for family in named(every):
+    """A line for each family over the x that `at` gives its numbers of calls, where it has a value. A family without
+    a value keeps its place, so that it looks alike in all panels."""
+    for family in all_families(samplers):
         found = [
-            (x, less(results, preset, role, final_step, nfe, every[nfe][one]))
+            (x, delta(results, preset, role, final_step, nfe, samplers[nfe][one]))
             for (nfe, one), x in at.items()
             if one == family
         ]
         known = [(x, one) for x, one in found if not math.isnan(one.mean)]
-        yield series(family, [x for x, _ in known], [one for _, one in known])
+        yield estimate_series(family, [x for x, _ in known], [one for _, one in known])
 
 
-def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
-    own = every(preset)
-    at = {(nfe, family): float(nfe) for nfe, families in own.items() for family in families}
+def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
+    samplers = by_calls(preset)
+    at = {(nfe, family): float(nfe) for nfe, families in samplers.items() for family in families}
     for (role, caption), final_step in product(preset.captions.items(), RELEASED):
-        drawn = list(lines(results, preset, own, role, final_step, at))
-        title = f"{caption}, beside top-p .9 at {preset.most} calls, {final_step}"
-        yield Panel(title, X, Y, drawn, ticks(calls(preset)), log_x=True)
+        title = f"{caption}, against top-p .9 at {preset.max_nfe} calls, {final_step}"
+        found = list(lines(results, preset, samplers, role, final_step, at))
+        yield Panel(title, X, Y, found, ticks(calls(preset)), log_x=True)
 
 
-def claims(results: Beside, preset: Preset) -> Claims:
-    """With Mend the fewest of a preset's own numbers of calls are enough."""
+def claims(results: PaperResults, preset: Preset) -> Claims:
+    """With Mend, the smallest of a preset's own numbers of calls is enough."""
     few = preset.nfes[0]
-    mend = families(preset, few)["Mend"]
-    return {"few": [
-        below(f"{caption}, Mend at {few} calls", less(results, preset, role, "argmax", few, mend))
-        for role, caption in preset.captions.items()
-    ]}  # fmt: skip
+    mend, found = families(preset, few)["Mend"], []
+    for role, caption in preset.captions.items():
+        found.append(below(f"{caption}, Mend at {few} calls", delta(results, preset, role, "argmax", few, mend)))
+    return {"few": found}

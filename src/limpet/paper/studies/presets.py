@@ -1,93 +1,106 @@
-"""The sizes that every study comes in: the paper's, the built-in models' on a CPU or a GPU, and a smoke test's."""
+"""The sizes of every study: the paper's, those for the built-in models on a CPU or a GPU, and a smoke test's."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.experiments.study import Judging, Prompts
+from limpet.experiments import JudgeSpec, Prompts
 from limpet.files import Toml
+from limpet.generation import SEED
 from limpet.samplers import CRS, Mend, Native, params
 
 HERE = Path(__file__).parent
 
 
+def read_toml(name: str) -> dict[str, Any]:
+    """The content of a TOML file in this package."""
+    return tomllib.loads((HERE / name).read_text("utf-8"))
+
+
+def paper_seeds(count: int) -> list[int]:
+    """The paper's four seeds, and more at the same spacing."""
+    return list(range(SEED, SEED + 10 * count, 10))
+
+
 @dataclass(frozen=True)
 class Preset:
-    """Models by role, and every size; budgets are fractions of the length already."""
+    """Models by role and every size. Budgets are fractions of the length, so they need no entry."""
 
     name: str
     about: str
     distilled: str
     base: str
-    captions: dict[str, str]  # what tables call the models
-    lengths: dict[str, int]  # tokens in a sample of each
-    judges: tuple[Judging, ...]
-    shards: tuple[int, ...]
-    more: dict[str, tuple[int, ...]]  # of studies with a verdict that the others' shards leave open
-    n: int  # samples in a shard
-    fine_n: int  # of the studies that match on entropy, or follow changes of it that are small against its noise
-    audit_n: int  # of the final_step audit
+    captions: dict[str, str]  # by role, the names of the models in tables
+    lengths: dict[str, int]  # by role, tokens per sample
+    judges: tuple[JudgeSpec, ...]
+    seeds: tuple[int, ...]
+    more_seeds: dict[str, tuple[int, ...]]  # by study, where the seeds above leave a verdict open
+    n: int  # samples per seed
+    fine_n: int  # the same for studies that match on entropy, where noise would hide the effect
+    final_step_n: int  # the same for the study `final-step`
     nfes: tuple[int, ...]
-    nfe: int  # of every study but NFE scaling
-    audit_nfe: int
-    masses: tuple[float, ...]  # of the global top-p sweep
-    nodes: dict[str, tuple[float, ...]]  # by role, those that CRS is matched against: there the curve does not fold
+    nfe: int  # of every study except NFE scaling
+    final_step_nfe: int
+    top_ps: tuple[float, ...]  # of the sweep of global top-p
+    curve_top_ps: dict[str, tuple[float, ...]]  # by role, those whose curve CRS is matched against: it must not fold
     prompts: Prompts
-    prompted_n: int  # continuations in a shard
-    prompted_length: int  # prefix and continuation together
+    prompted_n: int  # continuations per seed
+    prompted_length: int  # prompt and continuation together
 
     @property
     def horizon(self) -> int:
-        """The paper's eight steps of 64, as a share of the calls."""
+        """The paper's 8 steps of 64, as the same share of the calls."""
         return max(1, self.nfe // 8)
 
     @property
-    def apart(self) -> int:
-        """The first of the sample indices that the final_step audit has to itself: the NFE sweep has those below."""
+    def final_step_first(self) -> int:
+        """The first sample index of `final-step`, which the paper ran apart from the sweep over calls."""
         return max(self.n, self.fine_n)
 
     @property
-    def own_launch(self) -> int:
-        """The same for the base frontier, which the paper ran by itself."""
-        return self.apart + self.audit_n
+    def base_frontier_first(self) -> int:
+        """The first sample index of the base model's frontier, which the paper also ran by itself."""
+        return self.final_step_first + self.final_step_n
 
     @property
-    def mend(self) -> Mend:
-        """Mend as it comes, beside the paper's arms."""
-        return Mend(nfe=self.nfe)
-
-    @property
-    def most(self) -> int:
+    def max_nfe(self) -> int:
         """The most calls of NFE scaling."""
         return self.nfes[-1]
 
     @property
-    def continued(self) -> int:
-        """Tokens of a continuation."""
+    def continuation_length(self) -> int:
+        """Tokens after the prompt."""
         return self.prompted_length - self.prompts.tokens
 
     @property
+    def mend(self) -> Mend:
+        """Mend with its defaults."""
+        return Mend(nfe=self.nfe)
+
+    @property
     def crs(self) -> CRS:
-        """CRS at this preset's calls."""
+        """CRS with its defaults."""
         return CRS(nfe=self.nfe)
 
     @property
     def native(self) -> Native:
-        return Native(nfe=self.nfe)
+        """Native sampling with the paper's final step."""
+        return Native(nfe=self.nfe, final_step="argmax")
 
     def horizons(self, crs: CRS) -> dict[str, Native]:
-        """A CRS by how long its labels stay visible: never, which is native sampling, for the horizon, for ever."""
-        native = Native(**{param: getattr(crs, param) for param in params(Native)})
-        return {"0": native, "short": crs.replace(horizon=self.horizon), "ever": crs}
+        """A CRS sampler by how long its tokens stay visible: never (native sampling), the horizon, unlimited."""
+        native = Native(**{name: getattr(crs, name) for name in params(Native)})
+        return {"0": native, "short": crs.replace(horizon=self.horizon), "unlimited": crs}
 
     @property
-    def shown(self) -> dict[str, str]:
-        """Horizons as tables print them."""
-        return {"0": "0", "short": str(self.horizon), "ever": "∞"}
+    def horizon_captions(self) -> dict[str, str]:
+        """The same keys, as tables print them."""
+        return {"0": "0", "short": str(self.horizon), "unlimited": "∞"}
 
     @property
     def roles(self) -> dict[str, str]:
@@ -96,26 +109,29 @@ class Preset:
 
 
 def _read() -> Iterator[Preset]:
-    """Each with all that the one which it is like has."""
+    """Every preset, with the fields that it inherits."""
     file = Toml(HERE / "presets.toml", "it comes with limpet")
     known: dict[str, dict[str, Any]] = {"": {}}
     for name, own in file.content.items():
         known[name] = {**known[own.pop("like", "")], **own}
-        made = file.build(Preset, {"name": name, **known[name]}, name)
-        beside = HERE / made.prompts.texts
-        yield replace(made, prompts=replace(made.prompts, texts=str(beside))) if beside.is_file() else made
+        fields = {"name": name, **known[name]}
+        fields["seeds"] = paper_seeds(fields.pop("n_seeds"))
+        fields["more_seeds"] = {study: paper_seeds(count) for study, count in fields["more_seeds"].items()}
+        preset = file.build(Preset, fields, name)
+        packaged = HERE / preset.prompts.texts
+        yield replace(preset, prompts=replace(preset.prompts, texts=str(packaged))) if packaged.is_file() else preset
 
 
 PRESETS = {preset.name: preset for preset in _read()}
 
 
 def preset(name: str, n: int | None = None, prompts: str | None = None) -> Preset:
-    """A preset by name, its own number of samples or prompts replaced where told."""
+    """A preset by name. n: samples per seed, in place of its own. prompts: a file of prompts, in place of its own."""
     if name not in PRESETS:
         raise LimpetError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     found = PRESETS[name]
     if n is not None:
-        found = replace(found, n=n, fine_n=n, audit_n=n, prompted_n=n * found.prompts.each)
+        found = replace(found, n=n, fine_n=n, final_step_n=n, prompted_n=n * found.prompts.each)
     if prompts is not None:
         found = replace(found, prompts=replace(found.prompts, texts=prompts))
     return found

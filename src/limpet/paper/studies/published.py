@@ -1,43 +1,54 @@
-"""What the paper prints, and results with that beside them: both know cells, measures, and differences of cells."""
+"""The numbers that the paper prints, and results with those numbers beside them."""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import claims
-from limpet.experiments.claims import Finding, Printed, difference
-from limpet.experiments.contents import Entry, Series, Table, number, series
-from limpet.experiments.results import Results
+from limpet.experiments import (
+    Entry,
+    Finding,
+    PublishedValue,
+    Results,
+    Series,
+    Table,
+    claims,
+    estimate_series,
+    format_estimate,
+    published_difference,
+)
+from limpet.paper.studies.presets import read_toml
 
-NAMES = {
-    "ppl": "GenPPL", "entropy": "Entropy", "dist-4": "Dist-4", "rep-4": "Rep-4", "self-bleu": "Self-BLEU",
+METRIC_CAPTIONS = {
+    "ppl": "GenPPL",
+    "entropy": "Entropy",
+    "dist-4": "Dist-4",
+    "rep-4": "Rep-4",
+    "self-bleu": "Self-BLEU",
     "mauve": "MAUVE",
-}  # fmt: skip
-DIGITS = {"ppl": 2, "entropy": 3, "committed": 2, "visible": 2}  # of a measure in a table; 4 of the others
-Side = Callable[..., Finding]  # of a bound
-SIDES: dict[str, Side] = {
-    side.__name__.replace("_", " "): side
-    for side in (claims.below, claims.above, claims.not_below, claims.not_above, claims.within, claims.alike)
 }
-Claims = Mapping[str, Sequence[Finding]]  # what each claim of a study rests on
+DIGITS = {"ppl": 2, "entropy": 3, "committed": 2, "visible": 2}  # of a measure in a table; 4 for the others
+MakeFinding = Callable[..., Finding]  # (name, estimate, bound) -> a finding
+SIDES: dict[str, MakeFinding] = {
+    make.__name__.replace("_", " "): make
+    for make in (claims.below, claims.above, claims.not_below, claims.not_above, claims.within, claims.equivalent)
+}
+Claims = Mapping[str, Sequence[Finding]]  # the findings of each claim of a study
 
-# By study, by row, by measure. Rows of the same name are of the same cells, so that studies can share them.
-TABLES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text("utf-8"))
+# By study, row and measure. Rows of the same name are of the same cells, so that studies can share them.
+TABLES: dict[str, dict[str, dict[str, str]]] = read_toml("paper.toml")
 PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()}
 
 
-def read(text: str) -> Printed | None:
-    """An entry as a number with its error ("41.79 ± 0.84"), a range ("0.9 to 2.1 over t"), a bound of shares in percent
-    ("99.75 or more") or of sizes ("0.25 or less in size"); None of words."""
+def parse_published(text: str) -> PublishedValue | None:
+    """A printed entry as a number: "41.79 ± 0.84", "0.9 to 2.1 over t", "99.75 or more" (percent), "0.25 or less in
+    size". None for words."""
     words = text.split()
     try:
         first = float(words[0])
@@ -45,124 +56,137 @@ def read(text: str) -> Printed | None:
         return None
     match words[1:]:
         case []:
-            return Printed(first, first)
+            return PublishedValue(first, first)
         case ["±", error]:
-            return Printed(first, first, float(error))
+            return PublishedValue(first, first, float(error))
         case ["to", last, *_]:
-            return Printed(first, float(last))
+            return PublishedValue(first, float(last))
         case ["or", "more", *_]:
-            return Printed(first, 100.0)
+            return PublishedValue(first, 100.0)
         case ["or", "less", *_]:
-            return Printed(-first, first)
+            return PublishedValue(-first, first)
     return None
 
 
-def row(*cells: str) -> str:
-    """Where the numbers of a cell stand, of a difference of two, or of a difference of two such differences."""
+def row_name(*cells: str) -> str:
+    """The row of a cell, of a difference of two, or of a difference of two such differences."""
     return "({} - {}) - ({} - {})".format(*cells) if len(cells) == 4 else " - ".join(cells)
 
 
-def printed(measure: str, *cells: str) -> Printed | None:
-    """The paper's number: the one that it prints, the sum of two differences that it prints, or else the difference of
-    those of the cells, where it prints them."""
-    if text := PRINTED.get(row(*cells), {}).get(measure):
-        return read(text)
+def published(measure: str, *cells: str) -> PublishedValue | None:
+    """The paper's value of a measure, or of a difference of it between cells.
+
+    A printed value is used if there is one, then the sum of two printed differences, then the difference of printed
+    values."""
+    if text := PRINTED.get(row_name(*cells), {}).get(measure):
+        return parse_published(text)
     if len(cells) == 1:
-        ppl = read(PRINTED.get(cells[0], {}).get(measure.replace("nll", "ppl"), "")) if "nll" in measure else None
-        return ppl and Printed(math.log(ppl.least), math.log(ppl.most), ppl.se / ppl.mean)
+        ppl = _parse_row(cells[0], measure.replace("nll", "ppl")) if "nll" in measure else None
+        return ppl and PublishedValue(math.log(ppl.low), math.log(ppl.high), ppl.se / ppl.mean)
     if len(cells) == 2:
-        if back := _step(measure, *cells):
-            return back
+        if direct := _printed_difference(measure, *cells):
+            return direct
         for middle in dict.fromkeys(name for pair in PRINTED for name in pair.split(" - ") if " - " in pair):
-            one, other = _step(measure, cells[0], middle), _step(measure, cells[1], middle)
+            one, other = (_printed_difference(measure, cell, middle) for cell in cells)
             if one and other:
-                return difference(one, other)
+                return published_difference(one, other)
     half = len(cells) // 2
-    one, other = printed(measure, *cells[:half]), printed(measure, *cells[half:])
-    return one and other and difference(one, other)
+    one, other = published(measure, *cells[:half]), published(measure, *cells[half:])
+    return one and other and published_difference(one, other)
 
 
-def _step(measure: str, a: str, b: str) -> Printed | None:
+def _parse_row(row: str, measure: str) -> PublishedValue | None:
+    return parse_published(PRINTED.get(row, {}).get(measure, ""))
+
+
+def _printed_difference(measure: str, a: str, b: str) -> PublishedValue | None:
     """a - b, if either order of it is printed."""
-    if text := PRINTED.get(row(a, b), {}).get(measure):
-        return read(text)
-    back = read(PRINTED.get(row(b, a), {}).get(measure, ""))
-    return back and Printed(-back.most, -back.least, back.se)
+    if forward := _parse_row(row_name(a, b), measure):
+        return forward
+    back = _parse_row(row_name(b, a), measure)
+    return back and PublishedValue(-back.high, -back.low, back.se)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside(Results):
-    """Results, and beside them what the paper prints for the same cells."""
+class PaperResults(Results):
+    """Results of a study, with the paper's numbers beside them."""
 
-    size: Any  # the study's preset
-    words: Mapping[str, Any]  # and what is written down of it
+    preset: Any  # of the study
+    study_texts: Mapping[str, Any]  # of the study, from studies.toml or audits.toml
 
-    def theirs(self, measure: str) -> str:
-        """A measure as the paper's: its judges are the first and the second, whatever their names here."""
+    def paper_measure(self, measure: str) -> str:
+        """The paper's name of a measure: its judges are the first and the second, whatever their names here."""
         name, _, judge = measure.partition(":")
         i = self.judges.index(judge) if judge else 0
         return f"{name}:{i + 1}" if i else name
 
-    def paper(self, row: str, measure: str) -> str:
-        """As it is printed, if it is."""
-        return PRINTED.get(row, {}).get(self.theirs(measure), "")
+    def paper_text(self, row: str, measure: str) -> str:
+        """What the paper prints, or nothing."""
+        return PRINTED.get(row, {}).get(self.paper_measure(measure), "")
 
     def entries(self, cell: str, measures: Sequence[str]) -> tuple[Entry, ...]:
-        """Fields of a table: each measure with its error, and the paper's beside."""
+        """Table entries: each measure of a cell with its error, and the paper's value."""
+        digits = (DIGITS.get(measure.partition(":")[0], 4) for measure in measures)
         return tuple(
-            Entry(number(self(cell, measure), DIGITS.get(measure.partition(":")[0], 4)), self.paper(cell, measure))
-            for measure in measures
+            Entry(format_estimate(self(cell, measure), count), self.paper_text(cell, measure))
+            for measure, count in zip(measures, digits, strict=True)
         )
 
-    def table(self, name: str, groups: Iterable[Iterable[Iterable[Entry]]], *columns: str) -> Table:
-        """Rows under the caption and the head that the study's words give a table, and more columns."""
-        words = self.words["tables"][name]
-        heads = (one.format(size=self.size) for one in (*words["head"], *words.get("columns", ())))
-        rows = tuple(tuple(map(tuple, group)) for group in groups)
-        return Table(name, words["caption"].format(size=self.size), (*heads, *columns), rows, len(words["head"]))
+    def table(self, name: str, groups: Iterable[Iterable[Iterable[Entry]]], *columns: str, **fields: str) -> Table:
+        """A table with the caption and columns from the study's texts, and more columns.
 
-    def measured(
+        name: of the table in the texts; a suffix after "/" tells several apart. fields: what else the caption names."""
+        texts = self.study_texts["tables"][name.partition("/")[0]]
+        head = tuple(one.format(preset=self.preset) for one in (*texts["head"], *texts.get("columns", ())))
+        rows = tuple(tuple(map(tuple, group)) for group in groups)
+        caption = texts["caption"].format(preset=self.preset, **fields)
+        return Table(name.replace("/", "-").replace(" ", "-"), caption, (*head, *columns), rows, len(texts["head"]))
+
+    def measure_table(
         self, name: str, groups: Iterable[Mapping[str, Sequence[str]]], measures: Sequence[str] = ("ppl", "entropy")
     ) -> Table:
-        """Measures of cells, which are given with what names their rows."""
-        rows = (((*map(Entry, names), *self.entries(cell, measures)) for cell, names in one.items()) for one in groups)
-        return self.table(name, rows, *(measure.partition(":")[2] or NAMES[measure] for measure in measures))
+        """A table of measures of cells; `groups` give each cell the texts that name its row."""
+        rows = (
+            ((*map(Entry, names), *self.entries(cell, measures)) for cell, names in group.items()) for group in groups
+        )
+        return self.table(name, rows, *(measure.partition(":")[2] or METRIC_CAPTIONS[measure] for measure in measures))
 
     def series(self, name: str, cells: Sequence[str], x: str | Sequence[float], y: str = "ppl", **style: Any) -> Series:
-        """A line of a figure: a measure of some cells over numbers, or over another of their measures."""
-        over = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
-        return series(name, over, [self(cell, y) for cell in cells], **style)
+        """A line of a figure: a measure of some cells against numbers, or against another of their measures."""
+        values = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
+        return estimate_series(name, values, [self(cell, y) for cell in cells], **style)
 
-    def noted(self, name: str, cells: Sequence[str], x: Sequence[float], y: str, note: str) -> Series:
+    def annotated_series(self, name: str, cells: Sequence[str], x: Sequence[float], y: str, note: str) -> Series:
         """A line of a figure with another measure at its points, in parentheses."""
         notes = tuple(f"({self(cell, note).mean:.2f})" for cell in cells)
         return self.series(name, cells, x, y, notes=notes)
 
-    def finding(self, side: Side, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
-        """On which side a difference falls, with the paper's."""
-        paper = printed(self.theirs(measure), *cells)
-        return side(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
+    def finding(self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
+        """A finding about a difference of cells, with the paper's value."""
+        paper = published(self.paper_measure(measure), *cells)
+        return make(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
 
     def missing(self, reason: str) -> Estimate:
-        """No value in any shard, and why."""
-        shards = len(self.study.shards)
-        return Estimate(np.full(shards, math.nan), (reason,) * shards)
+        """An estimate without a value in any seed, and why."""
+        count = len(self.study.seeds)
+        return Estimate(np.full(count, math.nan), (reason,) * count)
 
-    def findings(self, claim: Mapping[str, Any]) -> list[Finding]:
-        """What a claim rests on by the study's words: every rule, at every combination of what it names."""
+    def defined_findings(self, claim: Mapping[str, Any]) -> list[Finding]:
+        """The findings that the study's texts define for a claim: every rule, at every combination of its `each`."""
         found = []
         for rule in claim.get("findings", ()):
             each = {
-                key: getattr(self.size, of) if isinstance(of, str) else of for key, of in rule.get("each", {}).items()
+                name: getattr(self.preset, values) if isinstance(values, str) else values
+                for name, values in rule.get("each", {}).items()
             }
-            how = {key: rule[key] for key in ("measure", "bound") if key in rule}
+            options = {name: rule[name] for name in ("measure", "bound") if name in rule}
             for values in product(*each.values()):
-                at = {"size": self.size, **dict(zip(each, values, strict=True))}
-                name, *cells = (text.format(**at) for text in (rule["name"], *rule["cells"]))
-                found.append(self.finding(SIDES[rule["side"]], name, *cells, **how))
+                fields = {"preset": self.preset, **dict(zip(each, values, strict=True))}
+                name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
+                found.append(self.finding(SIDES[rule["side"]], name, *cells, **options))
         return found
 
 
-def ticks(at: Iterable[float]) -> tuple[tuple[float, str], ...]:
-    """Of an axis, where there are points and nowhere else."""
-    return tuple((float(x), f"{x:g}") for x in at)
+def ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:
+    """Axis ticks at the points and nowhere else."""
+    return tuple((float(x), f"{x:g}") for x in values)

@@ -1,70 +1,66 @@
-"""How often a committed label is wrong on exact forward states, against noise: proposition 2 in practice."""
+"""How often a committed token is wrong on forward states, against noise: proposition 2 in practice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from limpet.evaluation.statistics import paired
-from limpet.experiments.claims import above, not_below
-from limpet.experiments.contents import Panel, series
-from limpet.experiments.results import Results
-from limpet.experiments.study import Seen
+from limpet.experiments import Panel, ProbeValue, Results, above, estimate_series, not_below
 from limpet.models import Denoiser
-from limpet.paper.studies import trajectories
-from limpet.paper.studies.audits import Preset, beside, each, models_of, one, presets
+from limpet.paper.studies.audits import AuditPreset, estimate_of, models_beside, models_of, presets, probe_each
 from limpet.paper.studies.published import Claims
-from limpet.paper.studies.selection import count_of, view
+from limpet.paper.studies.selection import commit_count, model_view
+from limpet.paper.studies.trajectories import ForwardSettings, clean_texts, forward_states, text_positions
 
-PRESETS = presets("risk", trajectories.Forward)
+PRESETS = presets("risk", ForwardSettings)
 
 
-def look(
-    models: Sequence[Denoiser], settings: trajectories.Forward, shard: int, shards: tuple[int, ...]
-) -> Iterator[Seen]:
+def audit(
+    models: Sequence[Denoiser], settings: ForwardSettings, index: int, seeds: tuple[int, ...]
+) -> Iterator[ProbeValue]:
     for model in models:
-        clean = trajectories.clean_texts(model, settings, shard, shards)
-        inside, count = trajectories.within(model, clean), count_of(settings, clean.shape[1])
-        everywhere, committed = int(inside.sum()), count * settings.paths
+        clean = clean_texts(model, settings, index, seeds)
+        inside, count = text_positions(model, clean), commit_count(settings, clean.shape[1])
+        everywhere, committed = int(inside.sum()), count * settings.n
         before = None
-        states = trajectories.forward_states(clean, settings.times, model, shards[shard])
+        states = forward_states(clean, settings.times, model, seeds[index])
         for t, noisy in zip(settings.times, states, strict=True):
-            top, deficit, chosen = view(model, noisy, t, inside, count, settings.spacing)
+            top, deficit, chosen = model_view(model, noisy, t, inside, count, settings.spacing)
             wrong = (top != clean).double()
-            found = {"error": wrong[inside], "deficit": deficit[inside],
-                     "committed error": wrong[chosen], "committed deficit": deficit[chosen]}  # fmt: skip
-            values = {quantity: float(100 * of.mean()) for quantity, of in found.items()}
-            for quantity, value in values.items():
-                events = committed if quantity.startswith("committed") else everywhere
-                yield Seen(model.name, quantity, {"t": t}, value, "%", events)
+            values = {}
+            for prefix, where, events in (("", inside, everywhere), ("committed ", chosen, committed)):
+                for quantity, what in (("error", wrong), ("deficit", deficit)):
+                    values[prefix + quantity] = float(100 * what[where].mean())
+                    yield ProbeValue(model.name, prefix + quantity, {"t": t}, values[prefix + quantity], "%", events)
             if before is not None:
                 rise = values["committed error"] - before
-                yield Seen(model.name, "committed error, rise", {"t": t}, rise, "%", committed)
+                yield ProbeValue(model.name, "committed error, rise", {"t": t}, rise, "%", committed)
             before = values["committed error"]
 
 
-cells = each(look)
+cells = probe_each(audit)
 
 
-def claims(results: Results, preset: Preset[trajectories.Forward]) -> Claims:
-    """Of both checkpoints: from the first time to the last it rises, and no step between two goes back."""
+def claims(results: Results, preset: AuditPreset[ForwardSettings]) -> Claims:
+    """Claims about both checkpoints: the error rises from the first time to the last, and in no step does it fall."""
     times, found = preset.settings.times, []
-    for model in (*beside(results, "Duo"), *beside(results, "Duo-distilled")):
-        first, last = (one(results, "committed error", model, t=t).values for t in (times[0], times[-1]))
-        found.append(above(f"committed error, t={times[-1]:g} less t={times[0]:g}, {model}", paired(last, first)))
+    for model in (*models_beside(results, "Duo"), *models_beside(results, "Duo-distilled")):
+        first, last = (estimate_of(results, "committed error", model, t=t).values for t in (times[0], times[-1]))
+        found.append(above(f"committed error, t={times[-1]:g} minus t={times[0]:g}, {model}", paired(last, first)))
         for t in times[1:]:
-            rise = one(results, "committed error, rise", model, t=t)
+            rise = estimate_of(results, "committed error, rise", model, t=t)
             found.append(not_below(f"committed error, rise to t={t:g}, {model}", rise))
     return {"falls": found}
 
 
-def panels(results: Results, preset: Preset[trajectories.Forward]) -> Iterator[Panel]:
-    """Error and belief over all positions, and over the committed ones."""
+def panels(results: Results, preset: AuditPreset[ForwardSettings]) -> Iterator[Panel]:
+    """Error and deficit over all positions, and over the committed ones."""
+    times = preset.settings.times
     for title, prefix in (("all positions", ""), ("committed positions", "committed ")):
-        lines = [
-            series(f"{model}, {measure}", preset.settings.times,
-                   [one(results, prefix + measure, model, t=t) for t in preset.settings.times],
-                   style=i, open=measure == "deficit")
-            for i, model in enumerate(models_of(results, "error"))
-            for measure in ("error", "deficit")
-        ]  # fmt: skip
+        lines = []
+        for i, model in enumerate(models_of(results, "error")):
+            for measure in ("error", "deficit"):
+                estimates = [estimate_of(results, prefix + measure, model, t=t) for t in times]
+                is_deficit = measure == "deficit"
+                lines.append(estimate_series(f"{model}, {measure}", times, estimates, style=i, open=is_deficit))
         yield Panel(title, "t", "%", lines)

@@ -1,4 +1,4 @@
-"""How often top-p leaves a single token, and whether that token lasts (appendix D.1)."""
+"""How often top-p leaves a single token, and whether that token lasts (appendix D.1, table 1)."""
 
 from __future__ import annotations
 
@@ -9,65 +9,75 @@ import torch
 from torch import Tensor
 
 from limpet.evaluation.statistics import paired
-from limpet.experiments.claims import Finding, above, below
-from limpet.experiments.contents import Panel
-from limpet.experiments.results import Results
-from limpet.experiments.study import Seen
+from limpet.experiments import Finding, Panel, ProbeValue, Results, above, below
+from limpet.generation import Inputs, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies import trajectories
-from limpet.paper.studies.audits import Preset, bars, beside, each, figure, less, models_of, one, percent, presets
+from limpet.paper.studies.audits import (
+    AuditPreset,
+    bars,
+    estimate_of,
+    models_beside,
+    models_of,
+    paper_difference,
+    paper_value,
+    percent,
+    presets,
+    probe_each,
+)
 from limpet.paper.studies.published import Claims
+from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
 from limpet.samplers import Native
-from limpet.samplers.context import Context, generate
 
 QUANTITIES = ("singleton", "singleton, last steps", "next step", "final", "stochastic bridge")
-CERTAIN = 1e-8  # a bridge whose largest mass is this near to 1 counts as deterministic
+CERTAIN = 1e-8  # a bridge with a probability this near to 1 counts as deterministic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(trajectories.Settings):
-    masses: tuple[float, ...] = (0.8, 0.9)  # native top-p at every call, warmup too
-    last: int = 10  # reverse steps of the "last steps"
+class SingletonSettings(AuditSettings):
+    top_ps: tuple[float, ...] = (0.8, 0.9)  # native top-p at every call, warmup included
+    last: int = 10  # how many reverse steps count as "last steps"
 
 
-PRESETS = presets("singleton", Settings)
+PRESETS = presets("singleton", SingletonSettings)
 
 
-def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
+def audit(
+    models: Sequence[Denoiser], settings: SingletonSettings, index: int, seeds: tuple[int, ...]
+) -> Iterator[ProbeValue]:
     for model in models:
-        for p in settings.masses:
-            seen = trace(
-                Native(nfe=settings.nfe, top_p=p), trajectories.opened(model, settings, shards[shard], trace=True)
-            )
-            single, late = seen["singleton"], seen["singleton"][-settings.last :]
-            yield Seen(model.name, "singleton", {"p": p}, *percent(single.sum(), single.numel()))
-            yield Seen(model.name, "singleton, last steps", {"p": p}, *percent(late.sum(), late.numel()))
+        for p in settings.top_ps:
+            sampler = Native(nfe=settings.nfe, top_p=p, final_step="argmax")
+            masks = singleton_events(sampler, model, audit_inputs(model, settings, seeds[index], trace=True))
+            single, late = masks["singleton"], masks["singleton"][-settings.last :]
+            yield ProbeValue(model.name, "singleton", {"p": p}, *percent(single.sum(), single.numel()))
+            yield ProbeValue(model.name, "singleton, last steps", {"p": p}, *percent(late.sum(), late.numel()))
             for quantity in QUANTITIES[2:]:
-                kept = (single & seen[quantity]).sum()
-                yield Seen(model.name, quantity, {"p": p}, *percent(kept, int(single.sum())))
+                kept = (single & masks[quantity]).sum()
+                yield ProbeValue(model.name, quantity, {"p": p}, *percent(kept, int(single.sum())))
 
 
-def trace(sampler: Native, ctx: Context) -> dict[str, Tensor]:
-    """(nfe - 1, B, L) bool each: the singleton events of a traced path, and what holds at each pair."""
-    infos = [info for _, info in generate(sampler, ctx)]
-    top = torch.stack([info.outcome.top for info in infos])
-    deficit = torch.stack([info.outcome.deficit for info in infos[:-1]])
-    state = torch.stack([info.input for info in infos[:-1]])
-    nodes = torch.tensor([ctx.signal(t) for t in sampler.times], dtype=torch.float64, device=state.device)
-    mass = largest_mass(top[:-1], state, nodes[:-1, None, None], nodes[1:, None, None], ctx.model.vocab_size)
+def singleton_events(sampler: Native, model: Denoiser, inputs: Inputs) -> dict[str, Tensor]:
+    """(nfe - 1, B, L) bool each: where top-p keeps one token, and what holds there, along a traced trajectory."""
+    steps = list(rollout(model, sampler, inputs))
+    top = torch.stack([step.outcome.top for step in steps])
+    deficit = torch.stack([step.deficit for step in steps[:-1]])
+    state = torch.stack([step.model_input for step in steps[:-1]])
+    signals = [model.schedule.level(t) for t in sampler.times]
+    nodes = torch.tensor(signals, dtype=torch.float64, device=state.device)
+    largest = largest_bridge_prob(top[:-1], state, nodes[:-1, None, None], nodes[1:, None, None], model.vocab_size)
     spare = 1 - sampler.top_p
     return {
         "singleton": deficit.double() < spare if sampler.boundary == "released" else deficit.double() <= spare,
         "next step": top[1:] == top[:-1],
         "final": top[-1] == top[:-1],
-        "stochastic bridge": mass < 1 - CERTAIN,
+        "stochastic bridge": largest < 1 - CERTAIN,
     }
 
 
-def largest_mass(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, vocab_size: int) -> Tensor:
-    """max over y of the bridge q(s|0,t)(y | token, z), from its closed form.
+def largest_bridge_prob(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, vocab_size: int) -> Tensor:
+    """max over y of the bridge q(s|0,t)(y | token, z), in closed form.
 
-    Mass lies on the token, on the state, or evenly on the rest; the rest never has more at one place than they do."""
+    The bridge has mass on the token, on the state z, and evenly on the rest, where no probability exceeds the others."""
     same, between = (token == z).double(), signal_t / signal_s
     rest_s, rest_t, rest = (1 - signal_s) / vocab_size, (1 - between) / vocab_size, (1 - signal_t) / vocab_size
     at_token = (signal_s + rest_s) * (between * same + rest_t)
@@ -75,29 +85,30 @@ def largest_mass(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, v
     return torch.maximum(at_token, at_state) / (signal_t * same + rest)
 
 
-cells = each(look)
+cells = probe_each(audit)
 
 
-def claims(results: Results, preset: Preset[Settings]) -> Claims:
-    """Of the distilled model, which is the one that the paper traces."""
-    found: dict[str, list[Finding]] = {key: [] for key in ("often", "later", "lasts", "not-for-ever", "stochastic")}
-    for model in beside(results, "Duo-distilled"):
-        for p in preset.settings.masses:
-            rates = {quantity: one(results, quantity, model, p=p) for quantity in QUANTITIES}
-            paper = {quantity: figure("singleton", quantity, p=p) for quantity in QUANTITIES}
+def claims(results: Results, preset: AuditPreset[SingletonSettings]) -> Claims:
+    """Claims about the distilled model, the one that the paper traces."""
+    found: dict[str, list[Finding]] = {key: [] for key in ("often", "later", "lasts", "not-always", "stochastic")}
+    for model in models_beside(results, "Duo-distilled"):
+        for p in preset.settings.top_ps:
+            rates = {quantity: estimate_of(results, quantity, model, p=p) for quantity in QUANTITIES}
+            paper = {quantity: paper_value("singleton", quantity, p=p) for quantity in QUANTITIES}
             every, late, following, final, bridge = QUANTITIES
             found["often"].append(above(f"{late}, p={p}", rates[late], 10, paper[late]))
-            gap = paired(rates[late].values, rates[every].values)
-            found["later"].append(above(f"{late} less all, p={p}", gap, 0, less("singleton", late, every, p=p)))
+            difference = paired(rates[late].values, rates[every].values)
+            name, published = f"{late} minus all, p={p}", paper_difference("singleton", late, every, p=p)
+            found["later"].append(above(name, difference, 0, published))
             found["lasts"].append(above(f"{following}, p={p}", rates[following], 99, paper[following]))
-            found["not-for-ever"].append(above(f"{final}, p={p}", rates[final], 90, paper[final]))
-            found["not-for-ever"].append(below(f"{final}, p={p}", rates[final], 100, paper[final]))
+            found["not-always"].append(above(f"{final}, p={p}", rates[final], 90, paper[final]))
+            found["not-always"].append(below(f"{final}, p={p}", rates[final], 100, paper[final]))
             found["stochastic"].append(above(f"{bridge}, p={p}", rates[bridge], 90, paper[bridge]))
     return found
 
 
-def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
+def panels(results: Results, preset: AuditPreset[SingletonSettings]) -> Iterator[Panel]:
     """How many pairs are singletons, and how many of those last."""
     models = models_of(results, "singleton")
-    groups = {f"{model}, p = {p}": (model, {"p": p}) for model in models for p in preset.settings.masses}
+    groups = {f"{model}, p = {p}": (model, {"p": p}) for model in models for p in preset.settings.top_ps}
     yield from (bars(results, quantities, groups) for quantities in (QUANTITIES[:2], QUANTITIES[2:]))

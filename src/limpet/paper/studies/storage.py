@@ -1,49 +1,54 @@
-"""Labels copied to the output, or also shown to the denoiser (appendix D.8; figure 5).
+"""Committed tokens in the output only, or also in the network's input (appendix D.8; figure 5).
 
-Final-only replays the positions, steps and labels of a CRS run on a path that never sees them, and copies them to
-the output, as does the CRS arm beside it: only the input differs. Beside them, and not in the paper, CRS with the same
-parameters whose labels may be mended."""
+`final-only` replays the positions, calls and tokens of a CRS run on a trajectory whose network never sees them, and
+writes them into the output, as the CRS run does too: the two differ in the input only. Mend with the same parameters
+is not in the paper."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments.contents import Contrast, Panel, Series, Table
-from limpet.experiments.study import Cell
+from limpet.experiments import Cell, Contrast, Panel, Series, Table
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Beside, ticks
+from limpet.paper.studies.published import PaperResults, ticks
 from limpet.samplers import Mend
 
-MASSES = (1.0, 0.9, 0.85, 0.8)  # after a warmup at 0.9; the paper does not list its sweep
-ARMS = {"revisable": "revisable", "final-only": "final-only", "CRS": "CRS, copied", "mend": "the same, mended"}
+TOP_PS = (1.0, 0.9, 0.85, 0.8)  # after a warmup at 0.9; the paper does not list its sweep
+SAMPLERS = {
+    "revisable": "revisable",
+    "final-only": "final-only",
+    "CRS": "CRS, written to the output",
+    "mend": "Mend, written to the output",
+}
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
-    for p in MASSES:
+    for p in TOP_PS:
         crs = preset.crs.replace(top_p=0.9, late_top_p=p, write="both")
         final_only = crs.replace(write="output", values="recorded")
         yield Cell(f"{p}/CRS", preset.distilled, crs, preset.n)
         yield Cell(f"{p}/final-only", preset.distilled, final_only, preset.n, replay=f"{p}/CRS")
-        params = {param: value for param, value in crs.to_dict().items() if param != "sampler"}
-        yield Cell(f"{p}/mend", preset.distilled, Mend(**params), preset.n)
+        parameters = {name: value for name, value in crs.to_dict().items() if name != "sampler"}
+        yield Cell(f"{p}/mend", preset.distilled, Mend(**parameters), preset.n)
         yield Cell(f"{p}/revisable", preset.distilled, preset.horizons(crs)["0"], preset.n)
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
-    groups = [{f"{p}/{arm}": (f"{p:g}", name) for arm, name in ARMS.items()} for p in MASSES]
-    yield results.measured("storage", groups)
+def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
+    groups = [{f"{p}/{name}": (f"{p:g}", caption) for name, caption in SAMPLERS.items()} for p in TOP_PS]
+    yield results.measure_table("storage", groups)
 
 
-def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
-    def series(over: str | tuple[float, ...]) -> list[Series]:
-        return [results.series(name, [f"{p}/{arm}" for p in MASSES], over) for arm, name in ARMS.items()]
+def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
+    def lines(x: str | tuple[float, ...]) -> list[Series]:
+        return [results.series(caption, [f"{p}/{name}" for p in TOP_PS], x) for name, caption in SAMPLERS.items()]
 
-    yield Panel("over diversity", "unigram entropy", "GenPPL", series("entropy"), log_y=True)
-    yield Panel("over late top-p", "late top-p", "GenPPL", series(MASSES), ticks(MASSES), log_y=True, reverse_x=True)
+    ppl = "GenPPL (lower is better)"
+    yield Panel("against diversity", "unigram entropy, nats", ppl, lines("entropy"), log_y=True)
+    yield Panel("against late top-p", "late top-p", ppl, lines(TOP_PS), ticks(TOP_PS), log_y=True, reverse_x=True)
 
 
-def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
-    for p in MASSES:
-        for arm, against in (("CRS", "final-only"), ("final-only", "revisable"), ("mend", "CRS")):
-            estimate = results.contrast(f"{p}/{arm}", f"{p}/{against}")
-            yield Contrast(f"NLL of {arm} less {against}, late p={p:g}", estimate)
+def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
+    for p in TOP_PS:
+        for name, against in (("CRS", "final-only"), ("final-only", "revisable"), ("mend", "CRS")):
+            estimate = results.contrast(f"{p}/{name}", f"{p}/{against}")
+            yield Contrast(f"NLL of {name} minus {against}, late p={p:g}", estimate)

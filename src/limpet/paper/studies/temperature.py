@@ -1,11 +1,11 @@
-"""Whether visible context only sharpens a distribution: the best temperature at each position, and what it leaves over
-(appendix E)."""
+"""Whether visible context is more than a temperature: the best temperature at each position, and what it leaves
+unexplained (appendix E)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,87 +13,98 @@ import torch
 from torch import Tensor
 
 from limpet.errors import LimpetError
-from limpet.experiments.claims import Finding, above, within
-from limpet.experiments.contents import Panel
-from limpet.experiments.results import Results
-from limpet.experiments.study import Probe, Seen
+from limpet.experiments import Finding, Panel, Probe, ProbeValue, Results, above, within
+from limpet.generation import Step, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies import trajectories
-from limpet.paper.studies.audits import Preset, bars, beside, each, figure, models_of, one, percent, presets
+from limpet.paper.studies.audits import (
+    AuditPreset,
+    bars,
+    estimate_of,
+    models_beside,
+    models_of,
+    paper_value,
+    percent,
+    presets,
+    probe_each,
+)
 from limpet.paper.studies.published import Claims
-from limpet.samplers import CRS
-from limpet.samplers.context import Context, State
-from limpet.samplers.crs import OPEN
+from limpet.paper.studies.trajectories import AuditSettings, audit_inputs, evenly_spaced, read_log_probs
+from limpet.samplers import CRS, State
 
-LARGEST = 4096.0  # inverse temperatures beyond it are not looked for
+LARGEST = 4096.0  # the largest inverse temperature that is tried
 BISECTIONS = 48
-TOP = 64  # the most likely tokens of each distribution, among which inversions are looked for
-TIE = 1e-12  # log-probabilities nearer than this are tied
+TOP = 64  # the most probable tokens of each distribution, among which inversions are looked for
+TIE = 1e-12  # log-probabilities nearer than this count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(trajectories.Settings):
+class TemperatureSettings(AuditSettings):
     calls: int = 7  # audited after the first selection
-    positions: int = 8  # unselected positions audited in each
+    positions: int = 8  # uncommitted positions audited in each
 
 
-PRESETS = presets("temperature", Settings)
+PRESETS = presets("temperature", TemperatureSettings)
 
 
-def cells(preset: Preset[Settings]) -> list[Probe]:
+def cells(preset: AuditPreset[TemperatureSettings]) -> list[Probe]:
     nfe, calls = preset.settings.nfe, preset.settings.calls
     if nfe - 2 < CRS(nfe=nfe).warmup_calls + calls:
         raise LimpetError(f"{nfe} calls leave no {calls} steps after the first selection: raise nfe")
-    return each(look)(preset)
+    return probe_each(audit)(preset)
 
 
-def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
+def audit(
+    models: Sequence[Denoiser], settings: TemperatureSettings, index: int, seeds: tuple[int, ...]
+) -> Iterator[ProbeValue]:
     crs = CRS(nfe=settings.nfe)
     wanted = [crs.warmup_calls, *audited_calls(crs, settings.calls)]
     for model in models:
-        ctx = trajectories.opened(model, settings, shards[shard], trace=True)
-        distributions = [two_distributions(crs, ctx, state, settings.positions)
-                for state in trajectories.states(crs, ctx) if state.call in wanted]  # fmt: skip
-        mu, nu = (torch.cat(side) for side in zip(*distributions[1:], strict=True))
-        found, pairs = fit(mu, nu), len(mu)
+        pairs, before = [], None
+        for step in rollout(model, crs, audit_inputs(model, settings, seeds[index], trace=True), stop=crs.nfe - 1):
+            if step.call in wanted:
+                pairs.append(with_and_without(step, before or crs.init(step.context), settings.positions))
+            before = step.state
+        control, *audited = pairs
+        mu, nu = (torch.cat(side) for side in zip(*audited, strict=True))
+        found, count = fit(mu, nu), len(mu)
         beta, divergence, residual = (one.cpu().numpy() for one in found)
-        yield Seen(model.name, "residual", {}, percent(residual.sum(), divergence.sum())[0], "%", pairs)
-        yield Seen(model.name, "divergence", {}, float(divergence.mean()), "nats", pairs)
-        yield Seen(model.name, "inverse temperature", {}, float(np.median(beta)), "", pairs)
-        held = {
+        yield ProbeValue(model.name, "residual", {}, percent(residual.sum(), divergence.sum())[0], "%", count)
+        yield ProbeValue(model.name, "divergence", {}, float(divergence.mean()), "nats", count)
+        yield ProbeValue(model.name, "inverse temperature", {}, float(np.median(beta)), "", count)
+        events = {
             "top-rank change": mu.argmax(-1) != nu.argmax(-1),
             "rank inversion": inverted(mu, nu),
             "optimum at a bound": (found.beta == 0) | (found.beta == LARGEST),
-            "control, top-rank change": distributions[0][0].argmax(-1) != distributions[0][1].argmax(-1),
-            "control, rank inversion": inverted(*distributions[0]),
+            "control, top-rank change": control[0].argmax(-1) != control[1].argmax(-1),
+            "control, rank inversion": inverted(*control),
         }
-        for quantity, true in held.items():
-            yield Seen(model.name, quantity, {}, *percent(true.sum(), len(true)))
+        for quantity, happens in events.items():
+            yield ProbeValue(model.name, quantity, {}, *percent(happens.sum(), len(happens)))
 
 
 def audited_calls(crs: CRS, calls: int) -> list[int]:
-    """Calls evenly spaced from the first that can see a label to the last that draws."""
+    """Calls evenly spaced from the first that can see a committed token to the last reverse step."""
     first = crs.warmup_calls + 1
-    return [first + place for place in trajectories.spread(crs.nfe - 1 - first, calls)]
+    return [first + place for place in evenly_spaced(crs.nfe - 1 - first, calls)]
 
 
-def two_distributions(crs: CRS, ctx: Context, state: State, positions: int) -> tuple[Tensor, Tensor]:
-    """(R, V) twice: the log-probabilities with and without the visible labels, at unselected positions of every path."""
-    sample, position = [], []
-    for i, free in enumerate((ctx.free & (state.memory[1] == OPEN)).cpu()):
-        places = free.nonzero()[:, 0]
-        chosen = places[trajectories.spread(len(places), positions)]
-        sample.append(torch.full_like(chosen, i))
-        position.append(chosen)
-    where = torch.cat(sample).to(ctx.fixed.device), torch.cat(position).to(ctx.fixed.device)
-    t, token = crs.times[state.call], state.tokens[where]  # unselected: the same token in both inputs
-    shown = torch.where(crs.visible(state), state.memory[0], state.tokens)
-    features = (ctx.model.body(tokens, t)[where] for tokens in (shown, state.tokens))
-    with_labels, without = (trajectories.log_probs(ctx.model, one, token, t) for one in features)
-    return with_labels, without
+def with_and_without(step: Step, before: State, positions: int) -> tuple[Tensor, Tensor]:
+    """(R, V) twice: log-probabilities at uncommitted positions, given the call's input with its visible committed
+    tokens, and given the noisy tokens alone.
+
+    before: the state before the call, whose noisy tokens stand at the uncommitted positions of both inputs."""
+    rows = []
+    for sample, is_open in enumerate((step.context.free & ~step.committed).cpu()):
+        places = is_open.nonzero()[:, 0].tolist()
+        rows += [(sample, places[k]) for k in evenly_spaced(len(places), positions)]
+    where = torch.tensor(rows, device=before.tokens.device)
+    ctx = replace(step.context, trace=False)
+    visible = step.visible | ~ctx.free
+    with_context = read_log_probs(ctx, before, step.model_input, step.t, where, visible)
+    return with_context, read_log_probs(ctx, before, before.tokens, step.t, where)
 
 
-class Fit(NamedTuple):
+class TemperatureFit(NamedTuple):
     """(R,) each."""
 
     beta: Tensor
@@ -101,67 +112,68 @@ class Fit(NamedTuple):
     residual: Tensor  # KL(mu || nu_beta)
 
 
-def fit(log_mu: Tensor, log_nu: Tensor) -> Fit:
+def fit(log_mu: Tensor, log_nu: Tensor) -> TemperatureFit:
     """The beta in [0, 4096] that minimises KL(mu || nu_beta), for (R, V) float64 log-probabilities.
 
-    The objective is convex and its slope is E_{nu_beta}[ln nu] - E_mu[ln nu]: bisect for its zero."""
+    The objective is convex with slope E_{nu_beta}[ln nu] - E_mu[ln nu]; its zero is found by bisection."""
     target = mean_log(log_mu, log_nu)
     low, high = torch.zeros_like(target), torch.full_like(target, LARGEST)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         short = mean_log(tempered(log_nu, middle), log_nu) < target
         low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-    beta = torch.where(low == 0, 0.0, torch.where(high == LARGEST, LARGEST, (low + high) / 2))  # a bound stays a bound
+    # Exactly at a bound where the search ends there, so that such fits can be counted.
+    beta = torch.where(low == 0, 0.0, torch.where(high == LARGEST, LARGEST, (low + high) / 2))
     own = mean_log(log_mu, log_mu)
     residual = own - mean_log(log_mu, tempered(log_nu, beta))
-    return Fit(beta, (own - target).clamp(min=0), residual.clamp(min=0))
+    return TemperatureFit(beta, (own - target).clamp(min=0), residual.clamp(min=0))
 
 
 def tempered(log_nu: Tensor, beta: Tensor) -> Tensor:
-    """ln nu_beta; a token without mass keeps none, also at beta = 0."""
+    """ln nu_beta; a token with probability 0 keeps it, also at beta = 0."""
     powers = torch.where(log_nu == -math.inf, -math.inf, beta[:, None] * log_nu)
     return powers.log_softmax(-1)
 
 
 def mean_log(log_mu: Tensor, log_nu: Tensor) -> Tensor:
-    """E_mu[ln nu]; tokens without mass under mu count for nothing."""
+    """E_mu[ln nu]; tokens with probability 0 under mu do not count."""
     return torch.where(log_mu == -math.inf, 0.0, log_mu.exp() * log_nu).sum(-1)
 
 
 def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
-    """(R,) bool: whether two tokens of the union of the top sets stand in opposite order in the two distributions."""
+    """(R,) bool: whether two tokens of the union of both top sets have opposite orders."""
     size = min(TOP, log_mu.shape[-1])
-    pool = torch.cat([log_mu.topk(size).indices, log_nu.topk(size).indices], -1)  # tokens in both stand twice: a tie
+    pool = torch.cat([log_mu.topk(size).indices, log_nu.topk(size).indices], -1)  # a token in both is there twice: a tie
     found = []
     for mu, nu in zip(*(torch.split(probs.gather(-1, pool), 256) for probs in (log_mu, log_nu)), strict=True):
-        ups = [torch.nan_to_num(probs[:, :, None] - probs[:, None, :]) > TIE for probs in (mu, nu)]  # -inf twice: a tie
+        ups = [torch.nan_to_num(probs[:, :, None] - probs[:, None, :]) > TIE for probs in (mu, nu)]
         found.append((ups[0] & ups[1].transpose(1, 2)).flatten(1).any(-1))
     return torch.cat(found)
 
 
-def claims(results: Results, preset: Preset[Settings]) -> Claims:
-    """Of the distilled model, whose paths the paper follows."""
+def claims(results: Results, preset: AuditPreset[TemperatureSettings]) -> Claims:
+    """Claims about the distilled model, the one that the paper traces."""
 
-    def told(quantity: str, least: float | None) -> list[Finding]:
-        """That it is above a bound, or exactly none."""
-        paper = figure("temperature", quantity)
-        every = {model: one(results, quantity, model) for model in beside(results, "Duo-distilled")}
+    def findings(quantity: str, bound: float | None) -> list[Finding]:
+        """The quantity is above a bound, or exactly 0 without a bound."""
+        paper = paper_value("temperature", quantity)
+        estimates = [estimate_of(results, quantity, model) for model in models_beside(results, "Duo-distilled")]
         return [
-            within(quantity, found, 0, paper) if least is None else above(quantity, found, least, paper)
-            for found in every.values()
+            within(quantity, estimate, 0, paper) if bound is None else above(quantity, estimate, bound, paper)
+            for estimate in estimates
         ]
 
     return {
-        "residual": told("residual", 50),
-        "top-rank": told("top-rank change", 0),
-        "inversion": told("rank inversion", 99),
-        "interior": told("optimum at a bound", None),
-        "control": [*told("control, top-rank change", None), *told("control, rank inversion", None)],
+        "residual": findings("residual", 50),
+        "top-rank": findings("top-rank change", 0),
+        "inversion": findings("rank inversion", 99),
+        "interior": findings("optimum at a bound", None),
+        "control": [*findings("control, top-rank change", None), *findings("control, rank inversion", None)],
     }
 
 
-def panels(results: Results, preset: Preset[Settings]) -> Iterator[Panel]:
+def panels(results: Results, preset: AuditPreset[TemperatureSettings]) -> Iterator[Panel]:
     """What no temperature explains, and how often ranks change."""
     groups: dict[str, tuple[str, dict[str, Any]]] = {model: (model, {}) for model in models_of(results, "residual")}
-    shown = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
-    yield bars(results, shown, groups)
+    quantities = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
+    yield bars(results, quantities, groups)

@@ -1,93 +1,101 @@
-"""What audits look at: paths that can be seen into, distributions at chosen positions, clean texts and their forward states."""
+"""What audits read: trajectories, predictions at chosen positions, clean texts and their forward states."""
 
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from limpet.diffusion import process
 from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
 from limpet.files import documents, read_text
+from limpet.generation import Inputs, context_of
 from limpet.models import Denoiser
 from limpet.models.exact import Source, forward_path
 from limpet.models.model_files import MINIS
-from limpet.samplers import Sampler
-from limpet.samplers.context import Context, State, open_context, stepped
+from limpet.samplers import Context, State
 
-CHUNK = 2**24  # weights of distributions held at once
+CHUNK = 2**24  # probabilities held at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How much an audit looks at in a shard; every audit adds what it alone asks for."""
+class AuditSettings:
+    """How much an audit does per seed. Every audit adds its own fields."""
 
-    paths: int  # paths, or clean texts
+    n: int  # trajectories, or clean texts
     nfe: int = 64
-    length: int | None = None  # tokens in a path, where the model leaves a choice
+    length: int | None = None  # tokens, for a model that leaves the length open
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward(Settings):
-    """The same for audits of exact forward states of clean text, where positions are committed once."""
+class ForwardSettings(AuditSettings):
+    """The same for audits of forward states of clean text, where positions are committed once."""
 
     times: tuple[float, ...]
-    count: int | None = None  # positions committed; None for what a call of CRS with this nfe selects
+    count: int | None = None  # positions committed; None for as many as a call of CRS with this nfe selects
     spacing: int = 4
-    text: str | None = None  # a file of clean text, documents as for training; held-out pages unless given
+    text: str | None = None  # a file of clean text, documents as for training; None for the held-out pages
 
 
-# Paths
+# Trajectories
 
 
-def opened(model: Denoiser, settings: Settings, seed: int, trace: bool = False) -> Context:
-    """The paths of one shard, nothing fixed; an exact source keeps its own length."""
+def audit_inputs(model: Denoiser, settings: AuditSettings, seed: int, trace: bool = False) -> Inputs:
+    """The inputs of one seed, nothing fixed; an exact source keeps its own length."""
     length = model.length if settings.length is None or isinstance(model, Source) else settings.length
-    rng = CounterRNG(seed, torch.arange(settings.paths, device=model.device))
-    return open_context(model, rng, torch.full((settings.paths, length), -1, device=model.device), trace=trace)
+    rng = CounterRNG(seed, torch.arange(settings.n, device=model.device))
+    return Inputs(torch.full((settings.n, length), -1, device=model.device), rng, trace=trace)
 
 
-def states(sampler: Sampler, ctx: Context) -> Iterator[State]:
-    """The state that each call of the denoiser looks at, the final step's last."""
-    state = sampler.begin(ctx)
-    yield state
-    while state.call < sampler.nfe - 1:
-        state, _ = stepped(sampler, ctx, state)
-        yield state
-    ctx.check_finite()
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of the numbers below `count`, from the first to the last, evenly spaced."""
+def evenly_spaced(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of the numbers below `count`, from the first to the last."""
     if count <= wanted:
         return list(range(count))
     return [round(place) for place in np.linspace(0, count - 1, wanted).tolist()]
 
 
-# Distributions
+# Predictions
 
 
-def log_probs(model: Denoiser, features: Tensor, seen: Tensor, t: float) -> Tensor:
-    """(..., D) features of the input tokens `seen` (...) -> (..., V) float64: the log-probabilities, leave-one-out whatever the
-    model predicts."""
-    logits = model.head(features).double()
-    if model.predicts == "posterior":
-        logits = process.leave_one_out_logits(logits, seen, float(model.schedule.signal(t)))
-    return logits.log_softmax(-1)
+def read_log_probs(
+    ctx: Context, state: State, model_input: Tensor, t: float, rows: Tensor, clean: Tensor | None = None
+) -> Tensor:
+    """(R, V) float64 leave-one-out log-probabilities at rows (R, 2) of samples and positions, from one network call.
+
+    state: before the call. model_input: (B, L) what the network is given. clean: (B, L) bool, its positions without
+    noise (default: the fixed ones)."""
+    with torch.inference_mode():
+        (features,) = ctx.call(state, model_input, t, clean=clean)
+        return torch.cat([logits.double().log_softmax(-1) for _, logits in ctx.log_probs(features, rows)])
 
 
-def tops(model: Denoiser, inputs: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    """(B, L) twice: the argmax of the distribution at every position and its deficit, a few sequences at a time."""
+def predict_samples(
+    model: Denoiser, inputs: Inputs, state: State, samples: Tensor, model_input: Tensor, t: float,
+    positions: Tensor, clean: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(R, V) the same for rows of their own: row r is of sample `samples[r]` of a batch, which is given the tokens
+    `model_input[r]` and is read at `positions[r]`; `clean` is (R, L)."""
+    ctx = context_of(model, Inputs(inputs.fixed[samples], CounterRNG(0, samples), backend=inputs.backend))
+    previous = state.previous and state.previous._replace(values=state.previous.values[samples])
+    before = State(state.call, state.tokens[samples], previous=previous)
+    rows = torch.stack([torch.arange(len(samples), device=samples.device), positions], -1)
+    return read_log_probs(ctx, before, model_input, t, rows, clean)
+
+
+def predictions(model: Denoiser, tokens: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """(B, L) twice: the argmax of the leave-one-out prediction at every position of some states, and its deficit."""
     top, deficit = [], []
-    for few in torch.split(inputs.to(model.device), max(1, CHUNK // (inputs.shape[1] * model.vocab_size))):
-        largest, token = log_probs(model, model.body(few, t), few, t).max(-1)
-        top.append(token.cpu())
-        deficit.append(-torch.expm1(largest).cpu())
+    for few in torch.split(tokens.to(model.device), max(1, CHUNK // (tokens.shape[1] * model.vocab_size))):
+        fixed = torch.full_like(few, -1)
+        ctx = context_of(model, Inputs(fixed, CounterRNG(0, torch.arange(len(few), device=few.device))))
+        rows = torch.ones_like(few).nonzero()
+        largest, token = read_log_probs(ctx, State(0, few), few, t, rows).max(-1)
+        top.append(token.view_as(few).cpu())
+        deficit.append(-torch.expm1(largest).view_as(few).cpu())
     return torch.cat(top), torch.cat(deficit)
 
 
@@ -95,33 +103,36 @@ def tops(model: Denoiser, inputs: Tensor, t: float) -> tuple[Tensor, Tensor]:
 
 
 def heldout() -> str:
-    """Pages from the books that the built-in models' training held out for validation."""
+    """Pages of books that the training of the built-in models held out for validation."""
     return lzma.decompress((MINIS / "heldout.txt.xz").read_bytes()).decode()
 
 
-def clean_texts(model: Denoiser, settings: Forward, shard: int, shards: Sequence[int]) -> Tensor:
-    """(paths, L) clean sequences of one shard: drawn from an exact source, or cut from held-out text.
+def clean_texts(model: Denoiser, settings: ForwardSettings, index: int, seeds: Sequence[int]) -> Tensor:
+    """(n, L) clean sequences for one seed: drawn from an exact source, or cut from held-out text.
 
-    Text is cut as for training, between two end tokens; every shard has pages from all over it."""
+    Text is cut as for training, between two end tokens. Every seed has pages from all parts of it. index: which of the
+    seeds."""
     if isinstance(model, Source):
-        return model.draw(settings.paths, shards[shard])
+        return model.draw(settings.n, seeds[index])
     end = getattr(model.tokenizer, "special", {}).get("eos")
     if model.tokenizer is None or end is None:
         raise LimpetError(f"{model.name} has no tokenizer with an end-of-text token, so no text can be cut for it")
     name = settings.text or "heldout.txt"
-    found = documents(heldout() if settings.text is None else read_text(name, "name a UTF-8 text file"), name)
-    ids = torch.tensor([token for document in found for token in (*model.tokenizer.encode(document), end)])
+    content = heldout() if settings.text is None else read_text(name, "name a UTF-8 text file")
+    ids = torch.tensor(
+        [token for document in documents(content, name) for token in (*model.tokenizer.encode(document), end)]
+    )
     length = settings.length or model.length
-    count, wanted = len(ids) // (length - 2), settings.paths * len(shards)
+    count, wanted = len(ids) // (length - 2), settings.n * len(seeds)
     if count < wanted:
-        raise LimpetError(f"the text fills {count} sequences of {length} tokens, and {wanted} are asked for: give more")
+        raise LimpetError(f"the text fills {count} sequences of {length} tokens; {wanted} are needed: give more text")
     chunks = ids[: count * (length - 2)].view(count, length - 2)
-    own = spread(count, wanted)[shard :: len(shards)]
+    own = evenly_spaced(count, wanted)[index :: len(seeds)]
     return torch.nn.functional.pad(chunks[own], (1, 1), value=end)
 
 
-def within(model: Denoiser, clean: Tensor) -> Tensor:
-    """(B, L) bool: where a clean sequence holds text, not an end token that it was cut at, which any model knows."""
+def text_positions(model: Denoiser, clean: Tensor) -> Tensor:
+    """(B, L) bool: positions of the text itself, without the end tokens at which it was cut, which any model knows."""
     inside = torch.ones_like(clean, dtype=torch.bool)
     if not isinstance(model, Source):
         inside[:, [0, -1]] = False
@@ -129,5 +140,5 @@ def within(model: Denoiser, clean: Tensor) -> Tensor:
 
 
 def forward_states(clean: Tensor, times: Sequence[float], model: Denoiser, seed: int) -> list[Tensor]:
-    """One exact forward path of each sequence: its noisy tokens at rising times, each from the one before."""
+    """One forward trajectory of each sequence: its noisy tokens at rising times, each drawn from those before."""
     return forward_path(clean, [float(model.schedule.signal(t)) for t in times], model.vocab_size, seed)

@@ -1,4 +1,4 @@
-"""Other tokens at the committed positions (section 5.2, appendix E.2): all else is replayed."""
+"""Other values of the committed tokens (section 5.2, appendix E.2); everything else is replayed."""
 
 from __future__ import annotations
 
@@ -7,86 +7,88 @@ from typing import NamedTuple
 
 import torch
 
-from limpet.experiments.contents import Contrast, Entry, Table, number, signed
-from limpet.experiments.study import Cell, Probe, Seen
+from limpet.experiments import Cell, Contrast, Entry, Probe, ProbeValue, Table, format_estimate, format_signed
+from limpet.generation import Inputs, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import cost, one, percent
+from limpet.paper.studies.audits import cost, estimate_of, percent
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Beside, printed
-from limpet.paper.studies.trajectories import Settings, opened
-from limpet.samplers import CRS
-from limpet.samplers.context import Context, State, generate, stepped
+from limpet.paper.studies.published import PaperResults, published
+from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
+from limpet.samplers import CRS, State
 
-ARMS = {"argmax": "argmax", "second": "second-ranked", "nucleus": "top-p=0.9 alternative", "refreshed": "refreshed"}
-REFRESHED = {  # two of them our own, to tell labels that are revised from labels that are revised all at once
-    "refreshed": "every call", "refreshed-half": "every second call", "refreshed-in-turn": "every second position",
-}  # fmt: skip
-CHANGES = ("labels replaced", "labels put back")
+VALUES = {"argmax": "argmax", "second": "second-ranked", "nucleus": "top-p=0.9 alternative", "refreshed": "refreshed"}
+REFRESHED = {  # the last two are not in the paper: they separate revising tokens from revising all of them at once
+    "refreshed": "every call",
+    "refreshed-half": "every second call",
+    "refreshed-interleaved": "every second position",
+}
+CHANGES = ("tokens replaced", "tokens reverted")
 
 
 def cells(preset: Preset) -> Iterator[Cell | Probe]:
     yield Cell("native", preset.distilled, preset.native, preset.n)
     yield Cell("argmax", preset.distilled, preset.crs, preset.n)
-    for values in list({**ARMS, **REFRESHED})[1:]:
+    for values in list({**VALUES, **REFRESHED})[1:]:
         yield Cell(values, preset.distilled, preset.crs.replace(values=values), preset.n, replay="argmax")
-    settings = Settings(paths=preset.n, nfe=preset.nfe)
-    yield Probe("changes", (preset.distilled,), look, settings, (1 + len(REFRESHED)) * cost(settings))
+    settings = AuditSettings(n=preset.n, nfe=preset.nfe)
+    yield Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
 
 
-class Changes(NamedTuple):
-    """How many labels were visible, over all calls of a path, how many a call replaced, how many it put back."""
+class ChangeCounts(NamedTuple):
+    """Over all calls of a batch: visible committed tokens, those that a call replaced, and those that it reverted."""
 
     visible: int
     replaced: int
-    back: int
+    reverted: int
 
 
-def look(models: Sequence[Denoiser], settings: Settings, shard: int, shards: tuple[int, ...]) -> Iterator[Seen]:
-    """What becomes of the labels of arms that refresh them, all at the positions of one CRS run."""
+def audit(
+    models: Sequence[Denoiser], settings: AuditSettings, index: int, seeds: tuple[int, ...]
+) -> Iterator[ProbeValue]:
+    """How samplers that refresh committed tokens change them, all at the positions of one CRS run."""
     crs = CRS(nfe=settings.nfe)
     for model in models:
-        ctx = opened(model, settings, shards[shard])
-        start = crs.begin(ctx)
-        while start.call < crs.warmup_calls:  # nothing is committed before: all arms share the path so far
-            start, _ = stepped(crs, ctx, start)
-        *_, (end, _) = generate(crs, ctx, start)
+        inputs = audit_inputs(model, settings, seeds[index])
+        # Nothing is committed during warmup, so all samplers share the trajectory until its end.
+        *_, start = rollout(model, crs, inputs, stop=crs.warmup_calls)
+        *_, end = rollout(model, crs, inputs, start=start.state)
         for values in REFRESHED:
-            arm = crs.replace(values=values)
-            found = followed(arm, ctx, start._replace(memory=arm.replay(ctx, end.memory).memory))
-            yield Seen(model.name, "labels replaced", {"values": values}, *percent(found.replaced, found.visible))
-            yield Seen(model.name, "labels put back", {"values": values}, *percent(found.back, found.replaced))
+            sampler = crs.replace(values=values)
+            memory = sampler.replay(start.context, end.state.memory).memory
+            found = count_changes(sampler, model, inputs, start.state._replace(memory=memory))
+            at = {"values": values}
+            yield ProbeValue(model.name, CHANGES[0], at, *percent(found.replaced, found.visible))
+            yield ProbeValue(model.name, CHANGES[1], at, *percent(found.reverted, found.replaced))
 
 
-def followed(arm: CRS, ctx: Context, state: State) -> Changes:
-    """What becomes of the visible labels of a path, from a state on."""
-    former = torch.full_like(state.tokens, -1)  # what a label was before its last change
-    visible = replaced = back = 0
-    for after, info in generate(arm, ctx, state):
-        if info.call < arm.nfe - 1:  # nothing is stored at the final step
-            was, now, seen = state.memory[0], after.memory[0], info.marks["visible"]
-            changed = seen & (now != was)
-            visible, replaced = visible + int(seen.sum()), replaced + int(changed.sum())
-            back += int((changed & (now == former)).sum())
-            former = torch.where(changed, was, former)
-        state = after
-    return Changes(visible, replaced, back)
+def count_changes(sampler: CRS, model: Denoiser, inputs: Inputs, start: State) -> ChangeCounts:
+    """The changes of visible committed tokens from a state on. The final step commits and changes nothing."""
+    former = torch.full_like(start.tokens, -1)  # the value before the last change
+    before = start.memory[0]
+    visible = replaced = reverted = 0
+    for step in rollout(model, sampler, inputs, start=start, stop=sampler.nfe - 1):
+        after = step.state.memory[0]
+        changed = step.visible & (after != before)
+        visible, replaced = visible + int(step.visible.sum()), replaced + int(changed.sum())
+        reverted += int((changed & (after == former)).sum())
+        former, before = torch.where(changed, before, former), after
+    return ChangeCounts(visible, replaced, reverted)
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
+def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
     def refreshed(values: str, name: str) -> tuple[Entry, ...]:
-        here = (Entry(text) for text, *_ in results.entries(values, ("ppl", "entropy")))  # the paper's stand above
-        gap = Entry(signed(results.contrast(values, "argmax"), 4))
-        changes = (Entry(number(one(results, quantity, values=values), 1)) for quantity in CHANGES)
-        return Entry(name), *here, gap, *changes
+        here = (Entry(entry.text) for entry in results.entries(values, ("ppl", "entropy")))  # paper: in the first table
+        delta = Entry(format_signed(results.contrast(values, "argmax"), 4))
+        changes = (Entry(format_estimate(estimate_of(results, name, values=values), 1)) for name in CHANGES)
+        return Entry(name), *here, delta, *changes
 
-    arms = {**ARMS, "native": "none (native)"}
-    yield results.measured("values", [{arm: (name,) for arm, name in arms.items()}])
-    if set(REFRESHED) <= set(results.cells):  # reports written before these arms were added do without
-        yield results.table("values-refreshed", [[refreshed(*arm) for arm in REFRESHED.items()]])
+    rows = {**VALUES, "native": "none (native)"}
+    yield results.measure_table("values", [{values: (name,) for values, name in rows.items()}])
+    yield results.table("values-refreshed", [[refreshed(*row) for row in REFRESHED.items()]])
 
 
-def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
-    for arm in list(ARMS)[1:]:
-        paper = printed("nll", arm, "argmax")
-        shown = f"{paper.mean:+.3f}" if paper else ""
-        yield Contrast(f"NLL of {ARMS[arm]} less argmax", results.contrast(arm, "argmax"), shown)
+def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
+    for values in list(VALUES)[1:]:
+        paper = published("nll", values, "argmax")
+        text = f"{paper.mean:+.3f}" if paper else ""
+        yield Contrast(f"NLL of {VALUES[values]} minus argmax", results.contrast(values, "argmax"), text)

@@ -1,4 +1,4 @@
-"""Selection that starts later, by how long labels stay visible (section 5.2, appendix D.4; tables 6, 7; figure 3)."""
+"""Later selection, by how long committed tokens stay visible (section 5.2, appendix D.4; tables 6, 7; figure 3)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from limpet.diffusion.process import warmup_steps
-from limpet.experiments.contents import Contrast, Entry, Panel, Table, signed
-from limpet.experiments.study import Cell
+from limpet.experiments import Cell, Contrast, Entry, Panel, Table, format_signed
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Beside, row, ticks
+from limpet.paper.studies.published import PaperResults, row_name, ticks
 
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
-ENDS = {"native": "native", "ever": "CRS"}  # of the horizons
+SAMPLERS = {"native": "native", "unlimited": "CRS"}  # the two ends of the horizons
 
 
 def cells(preset: Preset) -> Iterable[Cell]:
@@ -23,37 +22,37 @@ def cells(preset: Preset) -> Iterable[Cell]:
     )
 
 
-def tables(results: Beside, preset: Preset) -> Iterator[Table]:
-    def ends(f: float) -> Iterator[Entry]:
+def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
+    def by_sampler(f: float) -> Iterator[Entry]:
         for measure in ("ppl", "entropy"):
-            for end in ENDS:
-                yield from results.entries(f"{f}/{end}", [measure])
+            for sampler in SAMPLERS:
+                yield from results.entries(f"{f}/{sampler}", [measure])
 
-    def horizons(f: float) -> Iterator[Entry]:
-        for shorter, longer in pairwise(("native", "short", "ever")):
+    def by_horizon(f: float) -> Iterator[Entry]:
+        for shorter, longer in pairwise(("native", "short", "unlimited")):
+            cells = f"{f}/{longer}", f"{f}/{shorter}"
             for measure, digits in (("nll", 3), ("entropy", 4)):
-                cells = f"{f}/{longer}", f"{f}/{shorter}"
-                yield Entry(
-                    signed(results.contrast(*cells, measure=measure), digits), results.paper(row(*cells), measure)
-                )
+                difference = format_signed(results.contrast(*cells, measure=measure), digits)
+                yield Entry(difference, results.paper_text(row_name(*cells), measure))
 
-    for name, entries in (("warmup", ends), ("warmup-horizons", horizons)):
+    for name, entries in (("warmup", by_sampler), ("warmup-horizons", by_horizon)):
         yield results.table(name, [[(Entry(str(warmup_steps(preset.nfe, f))), *entries(f)) for f in WARMUPS]])
 
 
-def panels(results: Beside, preset: Preset) -> Iterator[Panel]:
+def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
     steps = [float(warmup_steps(preset.nfe, f)) for f in WARMUPS]
-    lines = tuple(
-        results.noted(name, [f"{f}/{end}" for f in WARMUPS], steps, "entropy", note="ppl") for end, name in ENDS.items()
-    )
-    axes = preset.captions["distilled"], "steps before the first selection", "unigram entropy"
+    lines = []
+    for sampler, caption in SAMPLERS.items():
+        cells = [f"{f}/{sampler}" for f in WARMUPS]
+        lines.append(results.annotated_series(caption, cells, steps, "entropy", note="ppl"))
+    axes = preset.captions["distilled"], "steps before the first selection", "unigram entropy, nats"
     yield Panel(*axes, lines, ticks(steps))
 
 
-def contrasts(results: Beside, preset: Preset) -> Iterator[Contrast]:
-    """What unigram entropy does not see, at the paper's warmup."""
-    short, ever = "0.33/short", "0.33/ever"
+def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
+    """What unigram entropy does not show, at the paper's warmup."""
+    short, unlimited = "0.33/short", "0.33/unlimited"
     for measure in ("dist-4", "rep-4", "self-bleu"):
-        paper = " to ".join(results.paper(cell, measure) for cell in (short, ever))
-        name = f"{measure}, visible for ever less {preset.horizon} steps, warmup 0.33"
-        yield Contrast(name, results.contrast(ever, short, measure=measure), paper)
+        paper = " to ".join(results.paper_text(cell, measure) for cell in (short, unlimited))
+        name = f"{measure}, H=∞ minus H={preset.horizon}, warmup 0.33"
+        yield Contrast(name, results.contrast(unlimited, short, measure=measure), paper)

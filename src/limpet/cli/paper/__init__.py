@@ -1,0 +1,1 @@
+"""`limpet paper`: one module for each of its commands."""
