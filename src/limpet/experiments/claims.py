@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from limpet.errors import extra
+from limpet.errors import import_extra
 from limpet.evaluation.statistics import Estimate
 
 LEVEL = 0.95
@@ -31,7 +31,7 @@ PaperVerdict = Literal["supported", "not supported", "inconclusive", "by sign", 
 
 def student(df: int, level: float = LEVEL) -> float:
     """The one-sided quantile of Student's t."""
-    return float(extra("scipy.stats", "lab").t.ppf(level, df))
+    return float(import_extra("scipy.stats", "lab").t.ppf(level, df))
 
 
 def bounds(mean: float, se: float, seeds: int) -> tuple[float, float]:

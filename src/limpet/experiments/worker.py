@@ -26,7 +26,7 @@ from limpet.experiments.study import JudgeSpec
 from limpet.experiments.units import MAUVE_STARTS, SamplingUnit, Unit, metric_names
 from limpet.generation import CountingDenoiser, Inputs, default_batch_size, fixed_tokens
 from limpet.models import Denoiser
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 
 TEXTS_PER_UNIT = 2  # samples whose text is stored, for reports
 POLL = 0.2  # seconds between two looks at a unit that another runner computes
