@@ -116,13 +116,13 @@ def test_a_folder_or_nothing_in_place_of_a_file_is_one_sentence(here):
 def test_what_is_no_sampler_is_one_sentence(here, kind):
     Path("mine.py").write_text(NO_SAMPLERS[kind])
     refused(samplers.find, "./mine.py:Mine", match="is no sampler: it takes a frozen dataclass")
-    assert main.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
+    assert main.main(["sample", "--model", "exact:words", "--sampler", "./mine.py:Mine"]) == 2
 
 
 @pytest.mark.parametrize("hint", ["list[int]", "int | str", "dict", "'nonsense'", "complex | None"])
 def test_a_knob_of_another_kind_is_one_sentence(here, hint):
     Path("mine.py").write_text(SAMPLER + f"    strange: {hint} = None\n")
-    assert main.main(["sample", "--model", "exact:words", "--arm", "./mine.py:Mine"]) == 2
+    assert main.main(["sample", "--model", "exact:words", "--sampler", "./mine.py:Mine"]) == 2
     refused(samplers.parse, "./mine.py:Mine", match="strange|nonsense")
 
 

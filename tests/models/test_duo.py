@@ -6,11 +6,11 @@ import torch
 from duo_transcription import forward
 from limpet.diffusion.process import SCHEDULES
 from limpet.errors import LimpetError
-from limpet.models.duo import Duo, Linear, Network, Shape, round_up
+from limpet.models.duo import Duo, Linear, DuoNetwork, DuoShape, round_up
 from limpet.models.loading import load
 from limpet.models.tensor_files import read_tensors
 
-TINY = Shape(vocab_size=53, length=12, width=32, blocks=3, heads=2, cond=16, hidden=80)
+TINY = DuoShape(vocab_size=53, length=12, width=32, blocks=3, heads=2, cond=16, hidden=80)
 TIMES = torch.tensor([1.0, 0.5, 0.1, 1e-5], dtype=torch.float64)
 
 RELEASED = (
@@ -40,7 +40,7 @@ RELEASED = (
 def random_network(shape=TINY, seed=0):
     """Every parameter random, so that every path through the network matters to its output."""
     generator = torch.Generator().manual_seed(seed)
-    network = Network(shape)
+    network = DuoNetwork(shape)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
@@ -64,7 +64,7 @@ def transcribed(network, tokens, times, low=torch.float32):
 
 def test_the_released_names_order_and_size():
     with torch.device("meta"):
-        network = Network(Shape())
+        network = DuoNetwork(DuoShape())
     names = [name for name, _ in network.named_parameters()]
     assert names == RELEASED
     assert len(names) == 130
@@ -74,7 +74,7 @@ def test_the_released_names_order_and_size():
 
 
 def test_a_fresh_network_has_a_uniform_law():
-    logits = Duo(Network(TINY)).logits(random_tokens(), 0.5)
+    logits = Duo(DuoNetwork(TINY)).logits(random_tokens(), 0.5)
     assert logits.abs().max() == 0
 
 
@@ -112,7 +112,7 @@ def test_bfloat16_leaves_the_residual_stream_alone():
     seen = {}
     for name, module in model.network.named_modules():
         module.register_forward_hook(lambda module, given, out, name=name: seen.update({name: (given[0], out)}))
-    features = model.body(random_tokens(), 0.5)
+    features = features(model, random_tokens(), 0.5)
     logits = model.head(features)
     assert features.dtype == torch.float32
     assert logits.dtype == torch.bfloat16
@@ -170,7 +170,7 @@ def test_one_time_is_every_rows_time():
 
 def test_head_of_some_positions_is_some_of_the_head():
     model = Duo(random_network())
-    features = model.body(random_tokens(), 0.5)
+    features = features(model, random_tokens(), 0.5)
     some = features[[0, 2, 3], [5, 0, 11]]
     assert (model.head(some) - model.head(features)[[0, 2, 3], [5, 0, 11]]).abs().max() < 1e-5
     assert not features.requires_grad
@@ -181,8 +181,8 @@ def test_head_of_some_positions_is_some_of_the_head():
 def test_the_body_can_be_asked_for_some_positions(precision, some):
     """Every sample has its own time; rows may round as another number of them does."""
     model = Duo(random_network(), precision=precision)
-    every = model.body(random_tokens(), TIMES)
-    features = model.body_at(random_tokens(), TIMES, lambda: torch.tensor(some, dtype=torch.int32))
+    every = features(model, random_tokens(), TIMES)
+    features = features(model, random_tokens(), TIMES, lambda: torch.tensor(some, dtype=torch.int32))
     assert features.shape == every.shape
     most = 1e-5 if precision == "float32" else 2e-2
     torch.testing.assert_close(features.flatten(0, 1)[some], every.flatten(0, 1)[some], rtol=most, atol=most)
@@ -244,7 +244,7 @@ def test_a_bfloat16_model_saves_and_loads_as_itself(tmp_path):
 def test_the_digest_tells_apart_what_decides_the_output():
     base = Duo(random_network())
     twin = Duo(random_network())
-    wider_heads = Duo(random_network(Shape(**{**vars(TINY), "heads": 4})))
+    wider_heads = Duo(random_network(DuoShape(**{**vars(TINY), "heads": 4})))
     others = [
         Duo(random_network(seed=1)),
         Duo(random_network(), precision="bfloat16"),

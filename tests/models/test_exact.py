@@ -100,12 +100,12 @@ def test_the_body_is_the_log_law_at_the_signal_of_t(name: str) -> None:
     model = SOURCE[name]
     noisy = torch.from_numpy(sequences(model))[:30]
     times = torch.linspace(0.01, 1, len(noisy), dtype=torch.float64)
-    body = model.body(noisy, times)
+    body = features(model, noisy, times)
     assert torch.equal(model.head(body), body)
     for i, t in enumerate(times.tolist()):
         expected = model.probs(noisy[i : i + 1], process.LOG_LINEAR.signal(t)[None])
         torch.testing.assert_close(body[i : i + 1].exp(), expected, rtol=1e-10, atol=1e-14)
-        torch.testing.assert_close(model.body(noisy[i : i + 1], t), body[i : i + 1], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(features(model, noisy[i : i + 1], t), body[i : i + 1], rtol=1e-10, atol=1e-12)
     assert model.logits(noisy, 0.5).dtype == torch.float32
     assert model.logits(noisy, 0.5).shape == (len(noisy), model.length, model.vocab_size)
     assert model.predicts == "leave-one-out"
@@ -171,7 +171,7 @@ def test_long_sequences_do_not_underflow() -> None:
     for model in (chain, long):
         for tokens in (model.draw(2, 0), torch.randint(5, (2, 1024), generator=GENERATOR)):
             for t in (1e-5, 0.3, 1.0):
-                probs = model.body(tokens, t).exp()
+                probs = features(model, tokens, t).exp()
                 torch.testing.assert_close(probs.sum(-1), torch.ones(2, 1024, dtype=torch.float64))
         assert torch.isfinite(model.log_prob(model.draw(2, 0))).all()
 
@@ -200,18 +200,18 @@ def test_the_law_of_a_row_does_not_depend_on_its_batch(name: str) -> None:
     """Bit for bit: two equally likely tokens must not be told apart by the company a row keeps."""
     model = SOURCE[name]
     noisy = torch.from_numpy(sequences(model))
-    whole = model.body(noisy, 0.3)
+    whole = features(model, noisy, 0.3)
     for size in (1, 2, 7):
-        assert torch.equal(torch.cat([model.body(rows, 0.3) for rows in noisy[:63].split(size)]), whole[:63])
+        assert torch.equal(torch.cat([features(model, rows, 0.3) for rows in noisy[:63].split(size)]), whole[:63])
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_law_of_a_row_of_a_built_in_source_does_not_depend_on_its_batch(name: str) -> None:
     model = source(name)
     noisy = torch.randint(model.vocab_size, (14, model.length), generator=torch.Generator().manual_seed(0))
-    whole = model.body(noisy, 0.3)
+    whole = features(model, noisy, 0.3)
     for size in (1, 2, 7):
-        assert torch.equal(torch.cat([model.body(rows, 0.3) for rows in noisy.split(size)]), whole)
+        assert torch.equal(torch.cat([features(model, rows, 0.3) for rows in noisy.split(size)]), whole)
 
 
 def test_the_digest_is_of_everything_that_decides_the_law() -> None:
@@ -233,7 +233,7 @@ def test_the_digest_is_of_everything_that_decides_the_law() -> None:
 def test_a_sequence_of_another_length_is_refused(name: str) -> None:
     model = SOURCE[name]
     with pytest.raises(LimpetError, match=rf"{model.length} tokens; it was given {model.length + 1}"):
-        model.body(torch.zeros(1, model.length + 1, dtype=torch.long), 0.5)
+        features(model, torch.zeros(1, model.length + 1, dtype=torch.long), 0.5)
 
 
 @pytest.mark.parametrize("name", SOURCES)

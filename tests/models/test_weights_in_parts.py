@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_duo import random_network, random_tokens
+from model_cases import random_network, random_tokens
 
 from limpet.errors import LimpetError
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.model_files import INDEX
 from limpet.models.tensor_files import open_tensors, pack_rows, read_tensors
-from test_files import hub_like, refused, same
+from model_cases import hub_like, refused, same
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -144,7 +144,7 @@ def test_a_dtype_that_is_not_read_here_is_named(folder):
 @given(at=st.floats(0, 1, exclude_max=True), which=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_torn_parts_and_indices_are_refused(tmp_path_factory, at, which):
-    folder = parted(hub_like(random_network(Shape(5, 4, 4, 1, 1, 2, 4)), tmp_path_factory.mktemp("m") / "m"))
+    folder = parted(hub_like(random_network(DuoShape(5, 4, 4, 1, 1, 2, 4)), tmp_path_factory.mktemp("m") / "m"))
     path = sorted(folder.glob("model*"))[which]
     content = path.read_bytes()
     path.write_bytes(content[: int(at * len(content))])
@@ -189,9 +189,9 @@ print(weights, (kib("VmHWM") - before) * 1024)
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_loading_takes_the_memory_of_the_weights_and_little_more(tmp_path, storage, precision):
     """At most the weights as they run, 15% of that, and 48 MiB; twice the weights would be 200 MiB more, or 100."""
-    shape = Shape(vocab_size=8192, length=8, width=768, blocks=6, heads=12, cond=64, hidden=3072)
+    shape = DuoShape(vocab_size=8192, length=8, width=768, blocks=6, heads=12, cond=64, hidden=3072)
     with torch.device("meta"):
-        names = [(f"backbone.{name}", parameter.shape) for name, parameter in Network(shape).named_parameters()]
+        names = [(f"backbone.{name}", parameter.shape) for name, parameter in DuoNetwork(shape).named_parameters()]
     state = {name: torch.full(size, 0.01, dtype=torch.bfloat16) for name, size in names}
     folder = hub_like(random_network(), tmp_path / "small")
     large = tmp_path / "large"

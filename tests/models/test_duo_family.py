@@ -7,7 +7,7 @@ import math
 import pytest
 import tokenizers
 import torch
-from test_duo import random_network
+from model_cases import random_network
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import limpet
@@ -15,11 +15,11 @@ from duo_transcription import forward
 from limpet import conformance
 from limpet.errors import LimpetError
 from limpet.models import model_files
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tokenizers import read_tokenizer
 from test_check import failed, rows_of
-from test_files import hub_like, refused
+from model_cases import hub_like, refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -60,7 +60,7 @@ def tiktoken_like(folder, special, size=300):
 
 
 def shape_of(vocab_size, **sizes):
-    return Shape(**{"vocab_size": vocab_size, "length": 12, "width": 32, "blocks": 2, "heads": 2, "cond": 16,
+    return DuoShape(**{"vocab_size": vocab_size, "length": 12, "width": 32, "blocks": 2, "heads": 2, "cond": 16,
                     "hidden": 80, **sizes})  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_udlm_is_duos_network_with_berts_tokenizer(udlm):
     assert (model.schedule.name, model.predicts, model.mask) == ("log-linear", "leave-one-out", None)
     assert model.tokenizer.special == {"eos": 3, "pad": 0, "mask": 4}
     assert model.tokenizer.decode(model.tokenizer.encode("The limpets, turning")) == "the limpets, turning"
-    out = limpet.sample(model, limpet.CRS(nfe=4), n=2, prefix="the rock")
+    out = limpet.sample(model, limpet.CRS(nfe=4), n=2, prompt="the rock")
     assert all(text.startswith("the rock") for text in out.texts)
 
 
@@ -157,8 +157,8 @@ def test_a_tokenizer_that_drops_something_is_said_to(udlm):
 def test_the_sizes_of_the_large_ones():
     """Laid out without memory: 1.7 billion parameters at 28 blocks, width 2176, 17 heads and 131072 tokens."""
     with torch.device("meta"):
-        network = Network(Shape(131072, 2048, 2176, 28, 17, 128, 4 * 2176))
-        medium = Network(Shape(50258, 1024, 1024, 24, 16, 128, 4096))
+        network = DuoNetwork(DuoShape(131072, 2048, 2176, 28, 17, 128, 4 * 2176))
+        medium = DuoNetwork(DuoShape(50258, 1024, 1024, 24, 16, 128, 4096))
     assert 1.6e9 < sum(parameter.numel() for parameter in network.blocks.parameters()) < 1.8e9
     assert 4.0e8 < sum(parameter.numel() for parameter in medium.parameters()) < 4.4e8
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_parts import parted
+from model_cases import parted
 from torch import Tensor
 
 import limpet
@@ -26,7 +26,7 @@ from limpet.models.loading import load
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers.context import generate, open_context, stepped
 from test_check import failed, rows_of
-from test_files import refused
+from model_cases import refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -279,7 +279,7 @@ def test_a_chat_prompt_goes_through_the_template(ours: diffusion_gemma.Gemma) ->
 def test_the_command_replies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--model", str(folder), "--prompt", "Why?", "--n", "2", "--device", "cpu", "--precision", "float32"]
     for arm in ("crs nfe=4", "mend nfe=4", "entropy-bound nfe=4 distribution=predicted"):
-        assert main.main(["sample", *given, "--arm", arm, "--length", "32", "--json"]) == 0
+        assert main.main(["sample", *given, "--sampler", arm, "--length", "32", "--json"]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         model = load(folder, device="cpu")
         assert isinstance(model, diffusion_gemma.Gemma)
@@ -304,7 +304,7 @@ def test_a_path_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours:
         str(record),
     ]
     for arm, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
-        assert main.main([*given, "--arm", arm]) == 0
+        assert main.main([*given, "--sampler", arm]) == 0
         expected = limpet.sample(ours, sampler, n=1).tokens[0]
         assert Trajectory.load(record).frames[-1].state.tolist() == expected.tolist()
     assert main.main([*given, "--prompt", "Why?"]) == 2
@@ -329,7 +329,7 @@ def test_every_sampler_keeps_the_contract_on_it(ours: diffusion_gemma.Gemma, nam
 
 def test_prefixes_hold_and_calls_are_counted(ours: diffusion_gemma.Gemma) -> None:
     for sampler in (Native(nfe=5), CRS(nfe=5), Mend(nfe=5)):
-        out = limpet.sample(ours, sampler, n=3, prefix="The ", seed=3)
+        out = limpet.sample(ours, sampler, n=3, prompt="The ", seed=3)
         prefix = ours.tokenizer.encode("The ")  # type: ignore[union-attr]
         assert (out.tokens[:, : len(prefix)] == torch.tensor(prefix)).all()
         assert out.nfe == 5

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
-from test_duo import RELEASED, TINY, random_network
+from model_cases import RELEASED, TINY, random_network
 
 from limpet.cli import info as info_command
 from limpet.cli.common import Where
 from limpet.errors import LimpetError
 from limpet.models import model_files, tensor_files, torch_checkpoint
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tensor_files import digest_of, pack_rows, read_tensors, unpack_rows
-from limpet.models.torch_checkpoint import Inert, Stored, walk_pickle
+from limpet.models.torch_checkpoint import Inert, Stored, read_pickle
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -82,7 +82,7 @@ def same(model, network, shift=0.0):
 def test_the_released_shape_loads_from_both_layouts(tmp_path):
     """130 tensors, 169,627,218 parameters, from a hub-like folder and a Lightning-like file with its EMA list."""
     with torch.device("meta"):
-        network = Network(Shape())
+        network = DuoNetwork(DuoShape())
     # Each tensor is one number everywhere, its place in the released order: enough to see that none went astray.
     numbered = {name: torch.full(tensor.shape, float(i)) for i, (name, tensor) in enumerate(network.named_parameters())}
     buffer = {"rotary_emb.inv_freq": 10000 ** (-torch.arange(0, 64, 2) / 64)}
@@ -93,7 +93,7 @@ def test_the_released_shape_loads_from_both_layouts(tmp_path):
     (folder / "config.json").write_text(json.dumps({"model_type": "duo", "n_heads": 12, "model_length": 1024}))
     from_folder = load(folder, device="cpu")
     os.unlink(folder / "model.safetensors")
-    assert from_folder.network.shape == Shape()
+    assert from_folder.network.shape == DuoShape()
     assert [int(p.reshape(-1)[-1]) for p in from_folder.network.parameters()] == list(range(130))
     digest = from_folder.digest
     del from_folder
@@ -108,7 +108,7 @@ def test_the_released_shape_loads_from_both_layouts(tmp_path):
     os.unlink(checkpoint)
     assert [name for name, _ in from_checkpoint.network.named_parameters()] == RELEASED
     assert sum(p.numel() for p in from_checkpoint.network.parameters()) == 169_627_218
-    assert from_checkpoint.network.shape == Shape()
+    assert from_checkpoint.network.shape == DuoShape()
     assert from_checkpoint.digest == digest  # the running average's, and so not the raw -1 everywhere
     assert from_checkpoint.info["weights"] == "ema"
 
@@ -160,7 +160,7 @@ def test_a_checkpoints_running_average_is_used(tmp_path):
     assert same(averaged, network, shift=1)
     assert same(raw, network)
     assert (averaged.info["weights"], raw.info["weights"]) == ("ema", "raw")
-    assert averaged.network.shape == raw.network.shape == Shape(**{**vars(TINY), "length": 1024})
+    assert averaged.network.shape == raw.network.shape == DuoShape(**{**vars(TINY), "length": 1024})
     assert averaged.digest != raw.digest
 
 
@@ -218,7 +218,7 @@ def test_views_and_parameters_of_a_torch_file(tmp_path):
 
 
 def test_built_in_models_are_found_and_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "MINIS", tmp_path)
+    monkeypatch.setattr(model_files, "BUILTIN_FOLDER", tmp_path)
     for name in ("mini", "mini-distilled"):
         Duo(random_network()).save(tmp_path / name, storage="int8")
         tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
@@ -274,7 +274,7 @@ def test_a_hub_name_without_network_fails_in_seconds(monkeypatch, reachable):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", reachable == "offline")
-    monkeypatch.setattr(model_files, "PATIENCE", 0.5)
+    monkeypatch.setattr(model_files, "HUB_SECONDS", 0.5)
     if reachable == "no answer":
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", silent)
     monkeypatch.setattr(socket, "getaddrinfo", unresolved)
@@ -438,7 +438,7 @@ def test_a_zero_sized_matrix_with_a_huge_side(tmp_path):
 def formats(tmp_path_factory):
     """The bytes of one small model in either format."""
     folder = tmp_path_factory.mktemp("formats")
-    network = random_network(Shape(vocab_size=5, length=4, width=4, blocks=1, heads=1, cond=2, hidden=4))
+    network = random_network(DuoShape(vocab_size=5, length=4, width=4, blocks=1, heads=1, cond=2, hidden=4))
     hub_like(network, folder)
     checkpoint = lightning(network, folder / "x.ckpt").read_bytes()
     return {"safetensors": (folder / "model.safetensors").read_bytes(), "ckpt": checkpoint}
@@ -504,7 +504,7 @@ def test_a_pickle_that_runs_a_command_runs_nothing_and_yields_its_tensors(tmp_pa
 def test_plain_values_survive_every_protocol(protocol):
     plain = {"a": [1, -2, 3.5, True, None, 2**70, "é", b"bytes" if protocol > 2 else "x"], "b": {"c": (1, (2,), ())}}
     plain["shared"] = plain["b"]
-    walked = walk_pickle(pickle.dumps(plain, protocol))
+    walked = read_pickle(pickle.dumps(plain, protocol))
     assert walked == plain
     assert walked["shared"] is walked["b"]
 
@@ -514,7 +514,7 @@ def test_everything_else_is_inert_in_every_protocol(protocol, tmp_path):
     witness = tmp_path / "ran"
     things = [Settings(), Filled(a=1), {1, 2}, frozenset({3}), complex(1, 2), Settings, len, io.BytesIO]
     things += [Command(os.mkdir, str(witness)), bytearray(b"x"), type("Local", (), {}).__mro__[1]]
-    walked = walk_pickle(pickle.dumps({"things": things, "end": 1}, protocol))
+    walked = read_pickle(pickle.dumps({"things": things, "end": 1}, protocol))
     assert walked["end"] == 1
     assert len(walked["things"]) == len(things)
     assert all(isinstance(value, (Inert, list, bytes, bytearray)) for value in walked["things"])
@@ -533,7 +533,7 @@ def test_everything_else_is_inert_in_every_protocol(protocol, tmp_path):
     ],
 )
 def test_old_and_hand_written_calls_are_inert(text):
-    assert isinstance(walk_pickle(text), Inert)
+    assert isinstance(read_pickle(text), Inert)
 
 
 def torch_zip(path, pickled, entries=None, compression=zipfile.ZIP_STORED):
@@ -621,7 +621,7 @@ def test_a_storage_is_read_once_however_many_tensors_are_parts_of_it(tmp_path, m
 
 def test_a_header_larger_than_any_is_refused_before_it_is_read(tmp_path):
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    for size, match in ((tensor_files.HEADER, "does not hold a Duo model"), (tensor_files.HEADER + 8, "header claims")):
+    for size, match in ((tensor_files.MAX_HEADER, "does not hold a Duo model"), (tensor_files.MAX_HEADER + 8, "header claims")):
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", size) + text.ljust(size))
         refused(tmp_path, match)
 

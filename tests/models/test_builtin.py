@@ -19,7 +19,7 @@ from limpet.models.tensor_files import SCALE, read_tensors
 from limpet.training import heldout
 from limpet.training.data import Stream, encode, read_documents
 
-HERE = model_files.MINIS
+HERE = model_files.BUILTIN_FOLDER
 NAMES = ("mini", "mini-distilled", "mini-judge")
 LOGS = Path(__file__).parents[2] / "recipes" / "minis" / "logs"
 
@@ -78,7 +78,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in NAMES:
         shutil.copytree(HERE / name, tmp_path / name)
     for module in (model_files, judges):
-        monkeypatch.setattr(module, "MINIS", tmp_path)
+        monkeypatch.setattr(module, "BUILTIN_FOLDER", tmp_path)
     return tmp_path
 
 
