@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -117,31 +116,9 @@ def zipf(shape, size=5000, seed=0):
     return np.random.default_rng(seed).choice(size, size=shape, p=probs / probs.sum())
 
 
-def test_self_bleu_is_fifty_times_as_fast_as_nltk():
-    tokens = zipf((40, 256))
-    ours = []
-    for _ in range(5):  # the best of five: a busy machine only ever adds time
-        start = time.perf_counter()
-        scores = metrics.self_bleu(tokens)
-        ours.append(time.perf_counter() - start)
-    start = time.perf_counter()
-    expected = nltk_self_bleu(tokens.tolist(), "add-one")
-    theirs = time.perf_counter() - start
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-12)
-    assert theirs / min(ours) > 50
-
-
-def test_a_whole_cell_takes_less_than_five_seconds_of_one_core():
-    tokens = zipf((256, 1024), 50000)
-    start = time.process_time()
-    scores = metrics.self_bleu(tokens)
-    assert time.process_time() - start < 5
-    assert scores.shape == (256,)
-
-
 @given(SETS, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_order_and_company_change_nothing(sequences, random):
+def test_order_and_other_sequences_change_nothing(sequences, random):
     order = list(range(len(sequences)))
     random.shuffle(order)
     shuffled = [sequences[i] for i in order]
@@ -153,13 +130,13 @@ def test_order_and_company_change_nothing(sequences, random):
         np.testing.assert_allclose(alone, function(sequences), rtol=0, atol=1e-12)
 
 
-def test_arrays_lists_and_tensors_say_the_same():
+def test_arrays_lists_and_tensors_have_the_same_values():
     tokens = zipf((6, 40), 30)
     forms = [tokens, tokens.tolist(), torch.from_numpy(tokens), list(torch.from_numpy(tokens)), tokens.astype(np.int32)]
-    for metric in metrics.METRICS:
+    for name, metric in metrics.METRICS.items():
         values = [metric.function(form) for form in forms]
-        assert all(np.array_equal(values[0], value) for value in values[1:]), metric.name
-        assert np.shape(values[0]) == (() if metric.over == "set" else (6,))
+        assert all(np.array_equal(values[0], value) for value in values[1:]), name
+        assert np.shape(values[0]) == (() if metric.of_set else (6,))
         assert metric.convention
 
 
@@ -233,7 +210,7 @@ def test_k_means_finds_clusters_that_are_there():
     assert within == pytest.approx(((points - centres[cluster]) ** 2).sum(), rel=1e-6)
 
 
-def test_the_principal_axes_keep_what_they_say():
+def test_the_principal_axes_keep_the_stated_variance():
     random = np.random.default_rng(1)
     features = random.normal(size=(200, 6)) * np.array([5, 4, 1, 0.5, 0.1, 0.1])
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -244,7 +221,7 @@ def test_the_principal_axes_keep_what_they_say():
     assert (kept[:, :-1] ** 2).sum() / total < 0.9
 
 
-def test_mauve_tells_like_from_unlike_and_shows_its_seeds():
+def test_mauve_separates_equal_from_different_distributions():
     random = np.random.default_rng(2)
     real, same, other = random.normal(size=(200, 8)), random.normal(size=(200, 8)), random.normal(size=(200, 8)) + 2
     like, unlike = metrics.mauve(same, real), metrics.mauve(other, real)

@@ -134,8 +134,8 @@ def reading_mode(judge: Judge, sets: Sequence[SampleSet], wanted: str = AUTO) ->
     """How a judge reads samples, or an error if it cannot.
 
     "auto" means ids if they belong to the judge's own tokenizer, else text. Another convention is checked by the same
-    rule, except where the tokenizer of the ids, or of the judge, is unknown: whoever asks for "ids" then states that
-    the ids are the judge's."""
+    rule, except where the tokenizer of the ids, or of the judge, is unknown: to ask for "ids" then states that the ids
+    are the judge's."""
     if wanted not in (AUTO, *CONVENTIONS):
         raise LimpetError(f"convention {wanted!r} is none of {', '.join((AUTO, *CONVENTIONS))}")
     own, exact = tokenizer_digest(judge.tokenizer), isinstance(judge, SourceJudge)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from limpet.errors import LimpetError, extra, unknown
+from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
@@ -18,7 +18,7 @@ from limpet.evaluation.judges.base import Progress
 from limpet.evaluation.metrics import METRICS, mauve, pack
 from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
 from limpet.evaluation.statistics import Estimate, Floats, GeometricMean, Interval
-from limpet.evaluation.tables import Table
+from limpet.evaluation.tables import ResultTable
 from limpet.generation import Samples
 
 LEVEL = 0.95  # of bootstrap intervals
@@ -120,7 +120,7 @@ class Scores:
 
     def _measure(self, name: str) -> Measure:
         if name not in self.measures:
-            raise unknown("these scores have no measure", name, self.measures)
+            raise unknown_name("these scores have no measure", name, self.measures)
         return self.measures[name]
 
     def estimate(self, name: str) -> Estimate:
@@ -177,7 +177,7 @@ class Scores:
         judge = "none" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
         return f"{self.name}: {sizes}; metrics count {self.counted_ids}\njudge: {judge}"
 
-    def table(self, intervals: bool = False) -> Table:
+    def table(self, intervals: bool = False) -> ResultTable:
         """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
         table = measures_table(self.caption, self.measures, intervals)
         if self.mauve is not None:
@@ -210,10 +210,10 @@ class Scores:
 
     def to_pandas(self) -> Any:
         """A data frame with one row a sample (see `sample_rows`)."""
-        return extra("pandas", "notebook").DataFrame(self.sample_rows())
+        return import_extra("pandas", "notebook").DataFrame(self.sample_rows())
 
 
-def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> Table:
+def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> ResultTable:
     """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
     head = ["measure", "mean ± standard error", *([f"{LEVEL:.0%} interval over samples"] if intervals else [])]
     rows = []
@@ -223,7 +223,7 @@ def measures_table(caption: str, measures: Mapping[str, Measure], intervals: boo
             interval = measure.interval
             row.append("" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}")
         rows.append(row)
-    return Table(caption, head, rows)
+    return ResultTable(caption, head, rows)
 
 
 def evaluate(
@@ -259,7 +259,7 @@ def evaluate(
     """
     sets, names = sample_sets(samples), list(metrics)
     if unknown_names := [name for name in names if name not in METRICS]:
-        raise unknown("there is no metric", unknown_names[0], METRICS)
+        raise unknown_name("there is no metric", unknown_names[0], METRICS)
     judge = load_judge(judge) if isinstance(judge, str) else judge
     mode = None if judge is None else reading_mode(judge, sets, convention)
     measures: dict[str, Measure] = {}
