@@ -24,9 +24,9 @@ from limpet.recording.trajectory import Trajectory, record
 from limpet.samplers import CRS, Mend, Native, Sampler
 from limpet.server import playground as playground_page
 from limpet.server.connections import LOOPBACK, Server
-from limpet.server.handlers import Stock
+from limpet.server.handlers import Resources
 from limpet.server.http import application, listen
-from limpet.server.workers import here
+from limpet.server.workers import in_this_process
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -35,11 +35,11 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEED, CALLS, WORDS = 8202, 24, 96  # of the recorded run
-SAYS = {  # what the animation says of its two arms
-    "native": "any word may change until the end", "Mend": "sure words are kept, and may be corrected",
+SEED, CALLS, LENGTH = 8202, 24, 96  # of the recorded run
+CAPTIONS = {  # of the two samplers in the animation
+    "native": "every token may change until the end", "Mend": "confident tokens are kept, and may be revised",
 }  # fmt: skip
-SHOWN = 16  # the call that the screenshots show: labels hold, and the rest still moves
+SHOWN = 16  # the call that the screenshots show: some tokens are committed, and the rest still change
 COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
 DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
@@ -83,20 +83,20 @@ def serving(app: Starlette) -> Iterator[str]:
 
 
 def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
-    """The run that the playground opens with: one sample under each of its arms, on the same randomness."""
-    arms: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), "Mend": Mend(nfe=calls)}
-    return {name.lower(): record(model, one, SEED, length=WORDS, arm=name) for name, one in arms.items()}
+    """The run that the playground opens with: one sample of each of three samplers, on the same randomness."""
+    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), "Mend": Mend(nfe=calls)}
+    return {name.lower(): record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()}
 
 
 def playground(opened: Any, address: str, file: Path, viewport: dict[str, int], scheme: str) -> None:
-    """The playground as it opens, at a call in the middle, on a desk with the history of a word that is held."""
+    """The playground as it opens, at a call in the middle, on a desk with the history of a committed token."""
     with tab(opened, viewport, scheme) as shown:
         shown.goto(address)
         shown.locator("#play.playing").wait_for()
         shown.click("#play")
         shown.evaluate(f"limpet.go({SHOWN})")
         if viewport is DESK:
-            shown.locator(".arm1 .text span.visible").nth(8).hover()
+            shown.locator(".trajectory1 .text span.visible").nth(8).hover()
         still(shown.screenshot(), file)
 
 
@@ -119,36 +119,36 @@ def still(shot: bytes, file: Path) -> None:
     image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE).save(file, optimize=True)
 
 
-def animation(opened: Any, paths: list[Trajectory], file: Path) -> None:
-    """Two arms of the recorded run as a GIF of texts, each with a line on what its sampler does."""
+def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
+    """Two trajectories of the recorded run as a GIF of texts, each with a caption."""
     image: Any = extra("PIL.Image", "figures")
-    paths = [path for path in paths if path.header.arm in SAYS]
-    calls, shots = paths[0].header.calls, []
+    trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
+    calls, shots = trajectories[0].header.calls, []
     with tab(opened, {"width": 980, "height": 700}, "light") as shown:
-        shown.set_content(page.self_contained(paths))
+        shown.set_content(page.self_contained(trajectories))
         shown.locator("#where", has_text="output after").wait_for()
         shown.evaluate("document.querySelectorAll('.downloads').forEach((part) => { part.hidden = true; })")
-        shown.select_option("#colour", "none")  # of the marks alone it says enough
+        shown.select_option("#colour", "none")  # the masks are enough
         shown.evaluate("limpet.fixHeight()")
         for r in range(calls + 1):
             shown.evaluate(f"limpet.go({r})")
             when = f"after {calls} calls" if r == calls else f"call {r + 1} of {calls}"
-            said = [f"{when}: {SAYS[path.header.arm]}" for path in paths]
+            captions = [f"{when}: {CAPTIONS[one.header.name]}" for one in trajectories]
             shown.locator(".facts").evaluate_all(
-                "(all, said) => all.forEach((p, i) => { p.textContent = said[i]; })", said
+                "(all, captions) => all.forEach((p, i) => { p.textContent = captions[i]; })", captions
             )
-            shots.append(image.open(io.BytesIO(shown.locator("#arms").screenshot())).convert("RGB"))
-    palette = shots[SHOWN * calls // CALLS].quantize(FEW)  # one for all: what does not change costs nothing
+            shots.append(image.open(io.BytesIO(shown.locator("#trajectories").screenshot())).convert("RGB"))
+    palette = shots[SHOWN * calls // CALLS].quantize(FEW)  # one for all frames: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
     times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
 
 
-def take(folder: Path, opened: Any, paths: list[Trajectory]) -> list[Path]:
+def take(folder: Path, opened: Any, trajectories: list[Trajectory]) -> list[Path]:
     """Every picture, each below its limit."""
     if not folder.is_dir():
         raise LimpetError(f"{folder} is no folder: make it, or name another")
-    app = application(here(Stock({"mini": load("mini", device="cpu")})))
+    app = application(in_this_process(Resources({"mini": load("mini", device="cpu")})))
     with serving(app) as address:
         for name, viewport, scheme in (
             ("playground", DESK, "light"),
@@ -159,7 +159,7 @@ def take(folder: Path, opened: Any, paths: list[Trajectory]) -> list[Path]:
             playground(opened, address, folder / f"{name}.png", viewport, scheme)
     report(opened, folder / "report.png", DESK, "light")
     report(opened, folder / "report-phone-dark.png", PHONE, "dark")
-    animation(opened, paths, folder / "samplers.gif")
+    animation(opened, trajectories, folder / "samplers.gif")
     files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), folder / "samplers.gif"])
     for file in files:
         if file.stat().st_size > MOST:
@@ -168,8 +168,8 @@ def take(folder: Path, opened: Any, paths: list[Trajectory]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    made = recorded(load("mini", device="cpu"))
-    for arm, path in made.items():
-        path.save(ASSETS / f"{arm}.limpet")
+    recorded_run = recorded(load("mini", device="cpu"))
+    for name, trajectory in recorded_run.items():
+        trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(made.values()))
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()))

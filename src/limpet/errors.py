@@ -1,4 +1,4 @@
-"""Errors that are sentences for the person who caused them: what was wrong, what was given, what to do."""
+"""Errors in one sentence for the person who caused them: what was wrong, what was given, what to do."""
 
 from __future__ import annotations
 
@@ -8,52 +8,54 @@ import warnings
 from collections.abc import Iterable
 from types import ModuleType
 
-MOST = 380  # characters of a sentence
+MAX_SENTENCE = 380  # characters
 
 
 class LimpetError(ValueError):
-    """Raised for anything a user can mend; the command line prints it without a traceback and exits with 2.
+    """An error that a user can correct. The command line prints it without a traceback and exits with 2.
 
-    What it quotes may be a stranger's: it is one line, of characters that can be seen, and not long."""
+    A sentence may quote untrusted text, so it is one line of printable characters and not long."""
 
     def __init__(self, sentence: object = "") -> None:
-        super().__init__(plain(str(sentence)))
+        super().__init__(one_line(str(sentence)))
 
 
-class Remark(UserWarning):
-    """A warning of something that is done all the same, and may not be what was meant."""
+class LimpetWarning(UserWarning):
+    """A warning of something that is done, but may not be what the user meant."""
 
 
-def remark(sentence: str) -> None:
-    """Warn whoever called what calls this; the command line prints it as one line."""
-    warnings.warn(plain(sentence), Remark, stacklevel=3)
+def warn(sentence: str) -> None:
+    """Warn the caller of the function that calls this one. The command line prints the warning on one line."""
+    warnings.warn(one_line(sentence), LimpetWarning, stacklevel=3)
 
 
-def plain(text: str, most: int = MOST) -> str:
-    """A text on one line, what cannot be seen escaped; of one that is too long, the beginning and the end."""
+def one_line(text: str, most: int = MAX_SENTENCE) -> str:
+    """A text on one line of at most `most` printable characters. A long text loses its middle."""
     for _ in range(2):  # escapes may make it too long again
         if len(text) > most:
             text = f"{text[: most * 2 // 3]} ... {text[5 - most // 3 :]}"
-        text = "".join(map(_shown, text))
+        text = "".join(map(_printable, text))
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _shown(letter: str) -> str:
+def _printable(letter: str) -> str:
     if letter in "\n\r\t":
         return " "
     return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
-def extra(module: str, name: str) -> ModuleType:
-    """Import an optional dependency, or say which extra brings it."""
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency. The error names the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LimpetError(f"this needs {module.partition('.')[0]}: pip install 'limpet[{name}]'") from error
+        raise LimpetError(f"this needs {module.partition('.')[0]}: pip install 'limpet[{extra}]'") from error
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> LimpetError:
-    """That there is no such name ("crs has no parameter", "budgt"), with the one that was meant or all that there are."""
+def unknown_name(what: str, name: object, known: Iterable[str]) -> LimpetError:
+    """The error for a name that is not known, such as ("crs has no parameter", "budgt", ...).
+
+    It names the one that was probably meant, or all that are known."""
     known = list(known)
     near = difflib.get_close_matches(str(name), known, 1)
     return LimpetError(f"{what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"))

@@ -1,5 +1,4 @@
-"""What stands inside a page: JSON that cannot end its script, the hash by which the page's security policy names a
-script or a style, and for notebooks a table and a page within the page."""
+"""Parts of HTML pages: JSON in a script, hashes for a security policy, tables, and a page within a notebook."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ from typing import Any
 
 
 def for_script(value: Any) -> str:
-    """JSON that may stand inside a <script> element: nothing in it can end the element or open a comment."""
+    """JSON for the inside of a <script> element: nothing in it can end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def hashed(text: str) -> str:
-    """A script or a style, as a policy lets it through."""
+def policy_hash(text: str) -> str:
+    """The hash by which a content security policy allows a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain texts, whose line breaks stay."""
+    """A table of plain texts. Line breaks are kept."""
     cell = "<{0} style='text-align:left;vertical-align:top;white-space:pre-wrap'>{1}</{0}>"
 
     def line(kind: str, texts: Sequence[str]) -> str:
@@ -34,8 +33,8 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     return f"<table>{title}{line('th', head)}{body}</table>"
 
 
-def framed(page: str, height: int = 720) -> str:
-    """A whole page in a frame of its own: its scripts run there and reach nothing outside of it."""
+def frame(page: str, height: int = 720) -> str:
+    """A whole page in an iframe. Its scripts cannot reach anything outside of it."""
     return (
         f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(page)}" width="100%" height="{height}" '
         'style="border:0"></iframe>'

@@ -1,4 +1,4 @@
-"""`limpet sample` and `limpet compare`: arms by their own words alone, and tables that say who judged what and how."""
+"""`limpet sample` and `limpet compare`: each sampler has its own parameters, and tables name judge and convention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 import limpet
 from limpet import CRS, Native, registry, samplers
-from limpet.cli import common
-from limpet.cli.common import arms
+from limpet.cli.common import named_samplers
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation.comparison import baselines
+from limpet.samplers.builtin import BUILTIN
 
 MINE = '''
 from dataclasses import dataclass
@@ -43,10 +43,10 @@ def document(capsys, *call):
     return json.loads(capsys.readouterr().out)
 
 
-def compared(capsys, *arms, nfe=4, model="exact:words"):
-    given = [word for arm in arms for word in ("--arm", arm)]
-    call = ["compare", "--model", model, "--nfe", str(nfe), "--n", "2", "--shards", "1", "2"]
-    return {arm["name"]: arm for arm in document(capsys, *call, *given)["arms"]}
+def compared(capsys, *texts, nfe=4, model="exact:words"):
+    options = [word for text in texts for word in ("--sampler", text)]
+    call = ["compare", "--model", model, "--nfe", str(nfe), "--n", "2", "--seeds", "1", "2"]
+    return {one["name"]: one for one in document(capsys, *call, *options)["samplers"]}
 
 
 def failed(capsys, *call):
@@ -57,29 +57,29 @@ def failed(capsys, *call):
     return words
 
 
-# Arms
+# Samplers by their texts
 
 
-def test_an_arm_is_its_own_words_and_the_common_calls(mine):
-    found = arms(["native", "crs budget=.25", "short: crs nfe=8 late-top-p=.9", f"{mine} depth=2"], 16)
+def test_a_sampler_has_its_own_parameters_and_the_common_calls(mine):
+    found = named_samplers(["native", "crs budget=.25", "short: crs nfe=8 late-top-p=.9", f"{mine} depth=2"], 16)
     assert list(found) == ["native", "crs budget=0.25", "short", "mine.py:Mine depth=2"]
     assert found["native"] == Native(nfe=16)
     assert found["crs budget=0.25"] == CRS(nfe=16, budget=0.25)
     assert found["short"] == CRS(nfe=8, late_top_p=0.9)
     assert (found["mine.py:Mine depth=2"].nfe, found["mine.py:Mine depth=2"].depth) == (16, 2)
-    assert arms(["crs"]) == {"crs": CRS()}
-    assert arms([], 16) == {}
+    assert named_samplers(["crs"]) == {"crs": CRS()}
+    assert named_samplers([], 16) == {}
 
 
-def test_arms_that_differ_in_calls_alone_say_so():
-    assert arms(["crs nfe=8", "crs"], 16) == {"crs nfe=8": CRS(nfe=8), "crs nfe=16": CRS(nfe=16)}
+def test_samplers_that_differ_in_calls_alone_say_so():
+    assert named_samplers(["crs nfe=8", "crs"], 16) == {"crs nfe=8": CRS(nfe=8), "crs nfe=16": CRS(nfe=16)}
 
 
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["crs", "native", "crs nfe=16"], "the arms 'crs' and 'crs nfe=16' are both 'crs nfe=16'"),
-        (["a: crs", "a: native"], "the arms 'a: crs' and 'a: native' are both 'a nfe=16'"),
+        (["crs", "native", "crs nfe=16"], "the samplers 'crs' and 'crs nfe=16' are both 'crs nfe=16'"),
+        (["a: crs", "a: native"], "the samplers 'a: crs' and 'a: native' are both 'a nfe=16'"),
         (["crs horizon=0"], "crs has horizon 0; it takes None or a whole number from 1"),
         (["crs budgt=.5"], "crs has no parameter 'budgt'; did you mean budget?"),
         (["crs .5"], "after the sampler it takes parameters such as nfe=16"),
@@ -89,54 +89,53 @@ def test_arms_that_differ_in_calls_alone_say_so():
         (["native top_p=often"], "native has top_p 'often'; it takes a number above 0 to 1"),
     ],
 )
-def test_what_is_no_arm_gets_one_sentence(texts, words):
+def test_a_wrong_sampler_gets_one_sentence(texts, words):
     with pytest.raises(LimpetError) as raised:
-        arms(texts, 16)
+        named_samplers(texts, 16)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_help_names_every_sampler_with_its_knobs(capsys):
-    for name, kind in samplers.available().items():
-        (line,) = (line for line in common.ARM_HELP.split("\n\n") if line.split()[0] == name)
-        assert [part.partition("=")[0] for part in line.split()[1:]] == [k for k in samplers.params(kind) if k != "nfe"]
-    for command in ("sample", "compare"):
-        with pytest.raises(SystemExit) as raised:
-            main([command, "--help"])
-        assert raised.value.code == 0
-        shown = capsys.readouterr().out
-        assert "budget=0.5" in shown
-        assert f"$ limpet {command} --arm" in shown
+@pytest.mark.parametrize("command", ["sample", "compare"])
+def test_help_names_every_sampler_and_loads_no_package(capsys, monkeypatch, command):
+    monkeypatch.setattr(registry, "installed", lambda group: pytest.fail("help asked for other packages"))
+    with pytest.raises(SystemExit) as raised:
+        main([command, "--help"])
+    assert raised.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in BUILTIN)
+    assert f"$ limpet {command} --sampler" in shown
 
 
-def test_help_comes_even_where_another_packages_sampler_is_broken(monkeypatch):
+def test_a_broken_package_is_named(monkeypatch):
     monkeypatch.setattr(registry, "installed", lambda group: {"theirs": "no_such_module:Theirs"})
     with pytest.raises(LimpetError, match="'theirs' is no_such_module:Theirs, which cannot be loaded"):
         samplers.find("theirs")
-    assert common._arm_help() == common.ARM_HELP
 
 
 # compare
 
 
-def test_without_arms_the_baselines_are_compared(capsys):
-    found = document(capsys, "compare", "--model", "exact:words", "--n", "2", "--shards", "1", "2", "--nfe", "4")
-    assert [arm["name"] for arm in found["arms"]] == list(baselines(4))
-    assert [arm["sampler"] for arm in found["arms"]] == [arm.to_dict() for arm in baselines(4).values()]
-    assert {arm["nfe"] for arm in found["arms"]} == {4}
+def test_without_samplers_the_baselines_are_compared(capsys):
+    found = document(capsys, "compare", "--model", "exact:words", "--n", "2", "--seeds", "1", "2", "--nfe", "4")
+    assert [one["name"] for one in found["samplers"]] == list(baselines(4))
+    assert [one["sampler"] for one in found["samplers"]] == [one.to_dict() for one in baselines(4).values()]
+    assert {one["nfe"] for one in found["samplers"]} == {4}
 
 
-def test_one_arms_knobs_never_touch_anothers(capsys):
+def test_one_samplers_parameters_never_touch_anothers(capsys):
     """`compare --top-p 0.5` once changed the native row with it."""
     alone = compared(capsys, "native")["native"]
     beside = compared(capsys, "native", "native top_p=.5", "crs top_p=.5 final_step=sample nfe=6")
     assert beside["native"] == alone
-    assert [arm["nfe"] for arm in beside.values()] == [4, 4, 6]
+    assert [one["nfe"] for one in beside.values()] == [4, 4, 6]
     assert beside["native top_p=0.5"]["nll"] != alone["nll"]
-    for name, arm in beside.items():
-        assert arm["sampler"] == arms([name], arm["nfe"])[name].to_dict()
-        again = limpet.compare(limpet.load("exact:words"), {name: arms([name], arm["nfe"])[name]}, 2, (1, 2))
-        assert again.arms[0].to_dict()["nll"] == arm["nll"]
+    for name, one in beside.items():
+        assert one["sampler"] == named_samplers([name], one["nfe"])[name].to_dict()
+        again = limpet.compare(
+            limpet.load("exact:words"), {name: named_samplers([name], one["nfe"])[name]}, n=2, seeds=(1, 2)
+        )
+        assert again.samplers[0].to_dict()["nll"] == one["nll"]
 
 
 def test_the_old_flags_are_gone(capsys):
@@ -148,16 +147,16 @@ def test_the_old_flags_are_gone(capsys):
 
 def test_a_crs_that_selects_nothing_is_an_error(capsys):
     """With `--horizon 0` the row named CRS once committed nothing."""
-    words = failed(capsys, "compare", "--model", "exact:words", "--arm", "crs horizon=0")
+    words = failed(capsys, "compare", "--model", "exact:words", "--sampler", "crs horizon=0")
     assert "crs has horizon 0; it takes None or a whole number from 1" in words
     assert compared(capsys, "crs horizon=1")["crs horizon=1"]["committed"] > 0
 
 
-def test_a_sampler_in_a_file_is_an_arm_like_others(capsys, mine):
+def test_a_sampler_in_a_file_is_one_like_others(capsys, mine):
     found = compared(capsys, "native", mine)
     assert found["mine.py:Mine"]["nll"] == found["native"]["nll"]
     assert found["mine.py:Mine"]["sampler"]["depth"] == 3
-    assert found["mine.py:Mine"]["nll_against_first"]["mean"] == 0
+    assert found["mine.py:Mine"]["delta_nll"]["mean"] == 0
 
 
 def test_a_table_says_who_judged_how_and_over_what(capsys):
@@ -165,14 +164,14 @@ def test_a_table_says_who_judged_how_and_over_what(capsys):
         "compare",
         "--n",
         "2",
-        "--shards",
+        "--seeds",
         "1",
         "2",
         "--nfe",
         "2",
         "--texts",
         "0",
-        "--arm",
+        "--sampler",
         "native",
         "--device",
         "cpu",
@@ -181,15 +180,15 @@ def test_a_table_says_who_judged_how_and_over_what(capsys):
     for extra, caption in (
         (
             ["--model", "exact:words"],
-            rf"true distribution of exact:words {digest} in float64, by exact, 640 tokens counted an arm; exact:words in float64",
+            rf"true distribution of exact:words {digest} in float64, by exact, 640 tokens counted for each sampler; exact:words in float64",
         ),
         (
             ["--model", "exact:words", "--judge", "mini-judge"],
-            rf"mini-judge {digest} in float32, by text, \d+ tokens counted an arm; exact:words in float64",
+            rf"mini-judge {digest} in float32, by text, \d+ tokens counted for each sampler; exact:words in float64",
         ),
         (
             ["--model", "mini", "--precision", "float32"],
-            rf"mini-judge {digest} in float32, by ids, 1,020 tokens counted an arm; mini in float32",
+            rf"mini-judge {digest} in float32, by ids, 1,020 tokens counted for each sampler; mini in float32",
         ),
     ):
         assert main([*call, *extra]) == 0
@@ -199,10 +198,10 @@ def test_a_table_says_who_judged_how_and_over_what(capsys):
         assert ("true NLL" in shown.out) == ("by exact" in caption)
 
 
-def test_a_prompt_is_given_and_not_counted(capsys):
-    call = ["compare", "--model", "exact:words", "--n", "2", "--shards", "1", "--nfe", "2", "--arm", "crs"]
+def test_a_prompt_is_not_counted(capsys):
+    call = ["compare", "--model", "exact:words", "--n", "2", "--seeds", "1", "--nfe", "2", "--sampler", "crs"]
     found = document(capsys, *call, "--prompt", "sand ")
-    assert found["arms"][0]["counted"] == 2 * 155
+    assert found["samplers"][0]["counted"] == 2 * 155
     assert found["data"] is None
     assert main([*call, "--prompt", "sand "]) == 0
     assert "160 tokens, 5 of them given and not counted" in " ".join(capsys.readouterr().out.split())
@@ -211,28 +210,36 @@ def test_a_prompt_is_given_and_not_counted(capsys):
 # sample
 
 
-def test_samples_come_from_the_arm(capsys, tmp_path):
+def test_samples_come_from_the_sampler(capsys, tmp_path):
     call = ["sample", "--model", "exact:words", "--n", "2", "--seed", "7"]
     for extra, sampler in (
         ([], CRS()),
         (["--nfe", "4"], CRS(nfe=4)),
-        (["--nfe", "4", "--arm", "crs nfe=6 budget=.25"], CRS(nfe=6, budget=0.25)),
-        (["--nfe", "4", "--arm", "native top_p=.9"], Native(nfe=4, top_p=0.9)),
+        (["--nfe", "4", "--sampler", "crs nfe=6 budget=.25"], CRS(nfe=6, budget=0.25)),
+        (["--nfe", "4", "--sampler", "native top_p=.9"], Native(nfe=4, top_p=0.9)),
     ):
         assert main([*call, *extra, "--json"]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         model = limpet.load("exact:words")
         wanted = limpet.sample(model, sampler, n=2, seed=7)
-        assert rows == json.loads(json.dumps(list(wanted.rows())))
+        assert rows == json.loads(json.dumps([one.to_dict() for one in wanted]))
         assert rows[0]["tokenizer"] == model.tokenizer.digest
 
 
-def test_samples_go_where_they_are_told(capsys, tmp_path):
+def test_samples_go_into_a_file(capsys, tmp_path):
     call = ["sample", "--model", "exact:words", "--n", "2", "--nfe", "3"]
     assert main([*call, "--out", str(tmp_path / "a.jsonl"), "--record", str(tmp_path / "a.limpet")]) == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "a.limpet").stat().st_size > 0
     assert len(capsys.readouterr().out.splitlines()) == 2  # also printed
+    before = (tmp_path / "a.jsonl").read_text()
+    assert "exists: name another file, or overwrite it with --force" in failed(
+        capsys, *call, "--seed", "5", "--out", str(tmp_path / "a.jsonl")
+    )
+    assert (tmp_path / "a.jsonl").read_text() == before
+    assert main([*call, "--seed", "5", "--out", str(tmp_path / "a.jsonl"), "--force"]) == 0
+    assert (tmp_path / "a.jsonl").read_text() != before
+    capsys.readouterr()
     words = failed(capsys, *call, "--out", str(tmp_path / "no" / "a.jsonl"))
     assert "does not exist" in words
     assert main(call) == 0
@@ -241,13 +248,13 @@ def test_samples_go_where_they_are_told(capsys, tmp_path):
     assert "3 calls" in shown.err
 
 
-def test_words_and_ids_are_fixed_where_they_are_told(capsys, tmp_path):
+def test_words_and_ids_are_fixed_at_their_positions(capsys, tmp_path):
     call = ["sample", "--model", "exact:words", "--n", "2", "--nfe", "3", "--json"]
     assert main([*call, "--fix", "5=sand salt", "--fix", "20=3", "--fix", "30=19,5,1", "--prompt", "ro"]) == 0
     for row in map(json.loads, capsys.readouterr().out.splitlines()):
         assert row["text"][5:14] == "sand salt"
         assert (row["tokens"][20], row["tokens"][30:33]) == (3, [19, 5, 1])
-        assert (row["prefix"], row["prefix_text"], row["text"][:2]) == (2, "ro", "ro")
+        assert (row["prompt_length"], row["prompt"], row["text"][:2]) == (2, "ro", "ro")
         assert [at for at, _ in row["fixed"]] == [*range(5, 14), 20, 30, 31, 32]
         assert all(row["tokens"][at] == token for at, token in row["fixed"])
     for wrong, words in (
@@ -255,7 +262,7 @@ def test_words_and_ids_are_fixed_where_they_are_told(capsys, tmp_path):
         (["12="], "it takes POSITION=WORDS"),
         (["-1=a"], "it takes POSITION=WORDS"),
         (["1=a", "1=b"], "position 1 is fixed twice"),
-        (["1=ab", "2=b"], "position 2 is given twice: move 'b'"),
+        (["1=ab", "2=b"], "position 2 is fixed twice: move 'b'"),
         (["158=sand"], "'sand' takes 4 tokens from position 158, past the 160 of the sequence"),
         (["160=a"], "fixed position 160 is outside a sequence of 160 tokens"),
         (["1=27"], "token 27 is outside the vocabulary of 27"),
@@ -264,15 +271,15 @@ def test_words_and_ids_are_fixed_where_they_are_told(capsys, tmp_path):
         assert words in failed(capsys, *call, *(word for one in wrong for word in ("--fix", one)))
 
 
-def test_progress_needs_no_mark(capsys, mine):
-    assert main(["sample", "--model", "exact:words", "--arm", mine, "--nfe", "3", "--n", "1"]) == 0
+def test_a_sampler_that_commits_nothing_says_so(capsys, mine):
+    assert main(["sample", "--model", "exact:words", "--sampler", mine, "--nfe", "3", "--n", "1"]) == 0
     assert "3 calls · 0 committed" in capsys.readouterr().err
 
 
 def test_baselines_share_all_randomness():
     model = limpet.load("exact:words")
-    result = limpet.compare(model, {"a": Native(nfe=4), "b": Native(nfe=4)}, 2, (1,))
-    assert torch.equal(result.arms[0].samples[0].tokens, result.arms[1].samples[0].tokens)
-    for wrong in ({"arms": {}}, {"shards": ()}, {"shards": (1, 1)}):
+    result = limpet.compare(model, {"a": Native(nfe=4), "b": Native(nfe=4)}, n=2, seeds=(1,))
+    assert torch.equal(result.samplers[0].samples[0].tokens, result.samplers[1].samples[0].tokens)
+    for wrong in ({"samplers": {}}, {"seeds": ()}, {"seeds": (1, 1)}):
         with pytest.raises(LimpetError):
             limpet.compare(model, **{"n": 1, **wrong})

@@ -26,11 +26,11 @@ def run(*arguments, **how):
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
 
 
-def sentence(said):
+def sentence(output):
     """The one that a command printed."""
-    (line,) = [line for line in said.splitlines() if line.startswith("limpet:")]
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
+    (line,) = [line for line in output.splitlines() if line.startswith("limpet:")]
+    assert "Traceback" not in output
+    assert "Exception ignored" not in output
     return line
 
 
@@ -122,7 +122,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "arguments",
     [
-        [*FEW, "--out", "x.jsonl"], [*FEW, "--record", "x.limpet"], ["theory", "separated-modes", "--figures", "x"],
+        [*FEW, "--out", "x.jsonl"], [*FEW, "--record", "x.limpet"], ["paper", "theory", "separated-modes", "--figures", "x"],
         ["study", "run", "study.toml", "--store", "store"],
     ],
     ids=lambda arguments: arguments[0] + arguments[-2],
@@ -131,9 +131,9 @@ def test_a_disk_that_takes_no_more_is_one_sentence_in_every_command(tmp_path, ar
     lines = [
         'title = "Small"',
         'model = "exact:words"',
-        "shards = [1, 2]",
+        "seeds = [1, 2]",
         "samples = 2",
-        "[arms]",
+        "[samplers]",
         'a = "native nfe=2"',
     ]
     (tmp_path / "study.toml").write_text("\n".join(lines))

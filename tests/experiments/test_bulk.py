@@ -25,7 +25,7 @@ import limpet
 from limpet import CRS, Native
 from limpet.cli.main import main
 from limpet.errors import LimpetError
-from limpet.experiments import Shelf, Store, Summary, bulk
+from limpet.experiments import ModelCache, Store, RunSummary, bulk
 from limpet.experiments.bulk import Order
 from limpet.experiments.executors import local
 from limpet.experiments.executors.processes import processes
@@ -36,12 +36,12 @@ QUICK = CRS(nfe=2)
 ORDER = Order("exact:words", QUICK, 150, per_shard=32)  # four shards and a part of one
 
 
-def make(path, order=ORDER, tell=lambda pace: None):
-    shelf = Shelf("cpu")
-    return bulk.make(order, Store(path), local(shelf=shelf), shelf, tell=tell)
+def make(path, order=ORDER, on_progress=lambda pace: None):
+    models = ModelCache("cpu")
+    return bulk.make(order, Store(path), local(models=models), models, on_progress=tell)
 
 
-def contents(folder):
+def result_files(folder):
     """Every file that the samples rest on, and anything left half-written."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -60,11 +60,11 @@ def wrong(folder):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    """One run that nothing disturbs."""
+    """One run that no_report disturbs."""
     folder = tmp_path_factory.mktemp("quiet")
     summary = make(folder)
-    assert (summary.found, summary.made, summary.failed, summary.damaged) == (0, 5, {}, {})
-    return contents(folder)
+    assert (summary.found, summary.computed, summary.failed, summary.damaged) == (0, 5, {}, {})
+    return result_files(folder)
 
 
 # The same rows
@@ -82,7 +82,7 @@ def test_the_rows_are_those_that_sample_gives(tmp_path, quiet):
 
 def test_a_batch_decides_no_byte(tmp_path, quiet):
     make(tmp_path, replace(ORDER, batch_size=5))
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 def test_processes_leave_the_same_bytes_also_when_one_is_killed(tmp_path, quiet):
@@ -94,21 +94,21 @@ def test_processes_leave_the_same_bytes_also_when_one_is_killed(tmp_path, quiet)
             os.kill(victim.pid, signal.SIGKILL)
             killed.append(victim)
 
-    summary = bulk.make(ORDER, Store(tmp_path), processes(["cpu", "cpu"]), Shelf("cpu"), threads=1, tell=kill)
+    summary = bulk.make(ORDER, Store(tmp_path), processes(["cpu", "cpu"]), ModelCache("cpu"), threads=1, on_progress=kill)
     assert killed
     assert summary.failed == {}
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 @pytest.mark.long
 def test_ray_leaves_the_same_bytes(tmp_path, quiet):
-    bulk.make(ORDER, Store(tmp_path), on_ray(workers=2, device="cpu"), Shelf("cpu"), threads=1)
-    assert contents(tmp_path) == quiet
+    bulk.make(ORDER, Store(tmp_path), on_ray(workers=2, device="cpu"), ModelCache("cpu"), threads=1)
+    assert result_files(tmp_path) == quiet
 
 
 def test_any_address_of_fsspec_will_do(quiet):
     store = Store(f"memory://{uuid.uuid4().hex}")
-    bulk.make(ORDER, store, local("cpu", Shelf("cpu")), Shelf("cpu"))  # a worker opens the store by its address
+    bulk.make(ORDER, store, local("cpu", ModelCache("cpu")), ModelCache("cpu"))  # a worker opens the store by its address
     files = fsspec.filesystem("memory")
     root = store.path.removeprefix("memory:/")
     assert {name.removeprefix(root + "/"): files.cat_file(name) for name in files.find(root)} == quiet
@@ -119,7 +119,7 @@ def test_parquet_holds_the_same_rows(tmp_path, quiet):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'limpet[parquet]'")
     order = replace(ORDER, format="parquet", fixed={3: "sand"}, prompts=("re", "win"), n=40)
     assert make(tmp_path / "a", order).failed == make(tmp_path / "b", replace(order, batch_size=3)).failed == {}
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert result_files(tmp_path / "a") == result_files(tmp_path / "b")
     make(tmp_path / "c", replace(order, format="jsonl"))
     found = [row for path in sorted((tmp_path / "a").glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
     assert [{**row, "sampler": json.loads(row["sampler"])} for row in found] == [
@@ -149,7 +149,7 @@ def killed_and_resumed(folder, order, kills, seed):
     left = [len(list((folder / str(store)).glob("seals/*"))) for store in range(1, stores + 1)]
     for store in range(1, stores + 1):
         make(folder / str(store), order)
-        assert contents(folder / str(store)) == contents(folder / "quiet")
+        assert result_files(folder / str(store)) == result_files(folder / "quiet")
         assert not wrong(folder / str(store))
     return left
 
@@ -173,7 +173,7 @@ def test_two_runners_at_once_leave_one_result(tmp_path, quiet):
     for runner in runners:
         runner.join()
         assert runner.exitcode == 0
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 def test_what_another_runner_made_meanwhile_is_found_and_counted(tmp_path, quiet):
@@ -184,10 +184,10 @@ def test_what_another_runner_made_meanwhile_is_found_and_counted(tmp_path, quiet
             make(tmp_path)
         told.append(pace)
 
-    summary = make(tmp_path, tell=tell)
-    assert (summary.found, summary.made) == (5, 0)
+    summary = make(tmp_path, on_progress=tell)
+    assert (summary.found, summary.computed) == (5, 0)
     assert (told[-1].done, told[-1].total) == (150, 150)
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 class Tight(MemoryFileSystem):
@@ -207,14 +207,14 @@ class Tight(MemoryFileSystem):
 
 def test_a_full_disk_loses_nothing_and_a_larger_one_is_gone_on_with(quiet, monkeypatch):
     fsspec.register_implementation("tight", Tight, clobber=True)
-    store, shelf = Store("tight://full"), Shelf("cpu")
+    store, models = Store("tight://full"), ModelCache("cpu")
     monkeypatch.setattr(Tight, "room", sum(map(len, quiet.values())) // 2)
     with pytest.raises(LimpetError, match=r"No space left on device\): every finished unit is kept; make room or name"):
-        bulk.make(ORDER, store, local(shelf=shelf), shelf)
+        bulk.make(ORDER, store, local(models=models), models)
     there = [shard.name for shard in bulk.verify(store) if not shard.wrong]
     assert 0 < len(there) < 5
     monkeypatch.setattr(Tight, "room", 10**9)
-    assert bulk.make(ORDER, store, local(shelf=shelf), shelf).found == len(there)
+    assert bulk.make(ORDER, store, local(models=models), models).found == len(there)
     files = fsspec.filesystem("tight")
     root = files._strip_protocol("tight://full")
     assert {name.removeprefix(root + "/"): files.cat_file(name) for name in files.find(root)} == quiet
@@ -237,7 +237,7 @@ def test_a_full_folder_too(tmp_path, quiet, monkeypatch):
     there = 5 - len(wrong(tmp_path))
     assert 0 < there < 5
     assert make(tmp_path).found == there
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 @pytest.mark.parametrize("name", ["shard-000003.jsonl", "seals/shard-000003.json"])
@@ -259,8 +259,8 @@ def test_a_damaged_shard_is_told_and_made_again(tmp_path, quiet, capsys, name, h
     assert list(found["wrong"]) == ["shard-000003.jsonl"]
     assert (found["samples"], found["shards"]) == (118, 5)
     summary = make(tmp_path)
-    assert (summary.found, summary.made) == (4, 1)
-    assert contents(tmp_path) == quiet
+    assert (summary.found, summary.computed) == (4, 1)
+    assert result_files(tmp_path) == quiet
 
 
 def test_a_shard_that_fails_is_told_and_the_rest_is_made(tmp_path, quiet, monkeypatch):
@@ -273,10 +273,10 @@ def test_a_shard_that_fails_is_told_and_the_rest_is_made(tmp_path, quiet, monkey
 
     monkeypatch.setattr(bulk, "sample", sick)
     summary = make(tmp_path)
-    assert (summary.made, summary.failed) == (4, {"shard 2": "RuntimeError: no memory left"})
+    assert (summary.computed, summary.failed) == (4, {"shard 2": "RuntimeError: no memory left"})
     monkeypatch.undo()
     assert make(tmp_path).found == 4
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 # What is asked for
@@ -285,8 +285,8 @@ def test_a_shard_that_fails_is_told_and_the_rest_is_made(tmp_path, quiet, monkey
 def test_more_samples_go_on_where_fewer_ended(tmp_path, quiet):
     make(tmp_path, replace(ORDER, n=70))
     summary = make(tmp_path, replace(ORDER, per_shard=None))
-    assert (summary.found, summary.made, summary.damaged) == (2, 3, {})
-    assert contents(tmp_path) == quiet
+    assert (summary.found, summary.computed, summary.damaged) == (2, 3, {})
+    assert result_files(tmp_path) == quiet
     prompted = replace(ORDER, prompts=("sand",), n=40)
     make(tmp_path / "prompted", prompted)
     assert make(tmp_path / "prompted", replace(prompted, n=70)).found == 1
@@ -314,7 +314,7 @@ def test_another_order_is_not_mixed_into_a_folder(tmp_path, quiet, change, words
     with pytest.raises(LimpetError) as caught:
         make(tmp_path, replace(ORDER, **change))
     assert f"was begun with {words}: ask for the same, or name another folder" in str(caught.value)
-    assert contents(tmp_path) == quiet
+    assert result_files(tmp_path) == quiet
 
 
 def test_what_cannot_be_ordered_is_a_sentence(tmp_path):
@@ -337,9 +337,9 @@ def test_what_cannot_be_ordered_is_a_sentence(tmp_path):
 
 
 def test_shards_by_the_number_of_samples(tmp_path):
-    shelf, store = Shelf("cpu"), Store(tmp_path)
+    models, store = ModelCache("cpu"), Store(tmp_path)
     for n, size in ((1, 32), (64, 32), (400, 32), (20_000, 256), (1_000_000, 1024)):
-        draws, plan = bulk.resolve(Order("exact:words", QUICK, n), store, shelf)
+        draws, plan = bulk.resolve(Order("exact:words", QUICK, n), store, models)
         assert plan["per_shard"] == size
         assert sum(draw.n for draw in draws) == plan["samples"] == n
         assert [draw.first for draw in draws] == [*range(0, n, size)]
@@ -356,7 +356,7 @@ def test_the_command_fills_a_folder_and_says_so(tmp_path, capsys, quiet):
     words = call("--n", 150, "--per-shard", 32, "--out", tmp_path / "samples")
     assert main(words) == 0
     assert "5 shards made, 0 found, in " in capsys.readouterr().err
-    assert contents(tmp_path / "samples") == quiet
+    assert result_files(tmp_path / "samples") == quiet
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"made": 0, "found": 5, "damaged": {}, "failed": {}}
 
@@ -417,7 +417,7 @@ def test_what_the_page_says_runs(tmp_path, monkeypatch, capsys):
     assert "200 samples in 7 of 7 shards" in capsys.readouterr().out
     (tmp_path / "prompts.jsonl").write_text('"The sea"\n')
     made = []
-    monkeypatch.setattr(bulk, "make", lambda order, *rest, **how: made.append(order) or Summary())
+    monkeypatch.setattr(bulk, "make", lambda order, *rest, **how: made.append(order) or RunSummary())
     for line in "".join(others).splitlines():
         assert main([word.replace("s3:", "memory:") for word in shlex.split(line)[2:]]) == 0, line
     assert [(order.n, len(order.prompts), order.fixed) for order in made] == [

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import cluster
-from limpet.experiments import Shelf
+from limpet.experiments import ModelCache
 from limpet.experiments.executors import local
 from limpet.paper import studies
 
@@ -29,7 +29,7 @@ def forbidden():
 def test_a_cluster_that_loses_a_node_makes_the_same_bytes(work, tmp_path):
     if why := forbidden():
         pytest.skip(why)
-    assert not cluster.WORKS[work](tmp_path / "here", local(shelf=Shelf()))
+    assert not cluster.WORKS[work](tmp_path / "here", local(models=ModelCache()))
     there = cluster.command(work, str(tmp_path / "there"))
     done = subprocess.run(there, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_the_page_on_scale_says_what_the_results_say():
     assert f"{1e6 * 1024 / crs['tokens_per_second'] / 1000:.0f} seconds of a thousand GPUs" in said
     assert f"64 samples at 64 calls takes {crs['seconds']:.1f} s" in said
     paper = [studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.OWN]
-    assert f"are {sum(len(one.cells) * len(one.shards) for one in paper)} units" in said
+    assert f"are {sum(len(one.cells) * len(one.seeds) for one in paper)} units" in said
 
 
 def test_the_recipe_for_kuberay_is_whole():

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from lab_cases import small
+from study_cases import small
 from limpet.errors import LimpetError
-from limpet.experiments import Shelf, Store, bulk, run
+from limpet.experiments import ModelCache, Store, bulk, run
 from limpet.experiments.executors.ray import on_ray
 from limpet.samplers import CRS
 
@@ -31,14 +31,14 @@ def command(*arguments):
 # What is done over a cluster, and here to compare with: a folder, a place, and whom to tell of what is done
 
 
-def study(folder, place, tell=lambda progress: None):
-    summary = run(small(shards=tuple(range(1, 25))), Store(folder), place, Shelf(), threads=1, tell=tell)
+def study(folder, place, on_progress=lambda progress: None):
+    summary = run(small_study(seeds=tuple(range(1, 25))), Store(folder), place, ModelCache(), threads=1, on_progress=tell)
     return summary.failed
 
 
-def samples(folder, place, tell=lambda pace: None):
+def samples(folder, place, on_progress=lambda pace: None):
     order = bulk.Order("exact:words", CRS(nfe=4), 2000, per_shard=100)
-    return bulk.make(order, Store(folder), place, Shelf(), threads=1, tell=tell).failed
+    return bulk.make(order, Store(folder), place, ModelCache(), threads=1, on_progress=tell).failed
 
 
 WORKS = {"study": study, "samples": samples}  # whatever else runs on the lab's places belongs here
@@ -85,7 +85,7 @@ def node(number):
 
 @contextmanager
 def cluster(nodes):
-    """A head that works on nothing, and nodes, joined; gives their processes."""
+    """A head that works on no_report, and nodes, joined; gives their processes."""
     # A node whose power is gone says nothing: let the head ask often. Whoever joins knows the cluster's own token.
     os.environ |= {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "2000",
                    "RAY_health_check_failure_threshold": "4", "PYTHONPATH": os.pathsep.join(sys.path),

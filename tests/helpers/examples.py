@@ -1,4 +1,4 @@
-"""Every example of the README, of docs and of the commands' own help, one command a line, as it is written there."""
+"""Every example of the README, the docs and the commands' help, as it is written there, one command on each line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ HERE = Path(__file__).parents[2]
 PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(limpet|curl|hf|make|pip|python|srun) ")
-SILENT = re.compile(r"#|$|\w+=|export ")  # what a script holds beside its commands
+SILENT = re.compile(r"#|$|\w+=|export ")  # lines of a script that are no commands
+COMMANDS = [name for name in main.COMMANDS if name != "paper"] + [f"paper {name}" for name in main.PAPER]
 
 
 def joined(text: str) -> str:
@@ -29,17 +30,17 @@ def shell(page: Path) -> Iterator[str]:
         yield from re.findall(r"^ *entrypoint: (.*)", block, re.M) if kind == "yaml" else ()
         if kind in ("", "sh", "bash", "console"):
             for line in joined(block).splitlines():
-                told = line.removeprefix("$ ")
-                if PROGRAM.match(told):
-                    yield re.sub(r"\s+#.*", "", told)
+                command = line.removeprefix("$ ")
+                if PROGRAM.match(command):
+                    yield re.sub(r"\s+#.*", "", command)
                 else:
-                    printed = kind == "" or (kind == "console" and told == line)
+                    printed = kind == "" or (kind == "console" and command == line)
                     assert printed or SILENT.match(line), f"{page.name}: of which program is {line!r}?"
 
 
 def written(name: str) -> list[str]:
     """The examples of a command's help as they stand there, one or more lines each."""
-    words = inspect.getdoc(import_module(f"limpet.cli.{name}").run)
+    words = inspect.getdoc(import_module(f"limpet.cli.{name.replace(' ', '.')}").run)
     return re.findall(r"^\$ (?:.*\\\n)*.*$", words, re.M)
 
 
@@ -47,4 +48,4 @@ def helped(name: str) -> list[str]:
     return [joined(one).removeprefix("$ ") for one in written(name)]
 
 
-EVERY = {page.stem: list(shell(page)) for page in PAGES} | {f"help of {name}": helped(name) for name in main.COMMANDS}
+EVERY = {page.stem: list(shell(page)) for page in PAGES} | {f"help of {name}": helped(name) for name in COMMANDS}

@@ -1,106 +1,110 @@
-"""`limpet compare`: samplers on common randomness, in one table, and one sample under each of them."""
+"""`limpet compare`: samplers on the same random numbers, in one table, with one sample of each beside the others."""
 
 from __future__ import annotations
 
 from textwrap import fill
 
-from rich.table import Table
+from rich import table
 from rich.text import Text
 
 from limpet.cli.common import (
+    DEFAULT_LOADING,
     DEFAULT_MODEL,
-    HERE,
-    Arms,
     Json,
     Length,
+    Loading,
     Model,
-    Somewhere,
-    arms,
+    SamplerTexts,
     err,
     out,
     progress,
     show,
 )
-from limpet.evaluation.comparison import SHARDS, Comparison, baselines, compare
+from limpet.evaluation import source_judge
+from limpet.evaluation.comparison import NFE, Comparison, N, compare, named_samplers
 from limpet.evaluation.judges import BUILTIN, load_judge
-from limpet.evaluation.scoring import source_judge
-from limpet.generation import Watcher
+from limpet.evaluation.tables import HEAD_WIDTH, Table
+from limpet.generation import SEEDS, Progress
 
-NARROW = 12  # columns of a head, where there are few
+NARROW = 12  # characters of a line of a column's name in a narrow terminal
 
 
 def run(
     model: Model = DEFAULT_MODEL,
-    arm: Arms = (),
-    nfe: int = 16,
-    n: int = 4,
-    shards: tuple[int, ...] = SHARDS,
+    sampler: SamplerTexts = (),
+    nfe: int = NFE,
+    n: int = N,
+    seeds: tuple[int, ...] = SEEDS,
     length: Length = None,
     prompt: str | None = None,
     judge: str | None = None,
+    checker: str | None = None,
     batch_size: int | None = None,
-    where: Somewhere = HERE,
+    where: Loading = DEFAULT_LOADING,
     texts: int = 1,
     json: Json = False,
 ) -> None:
-    """Compare samplers on the same randomness: unless told which, native, top-p .9 and .7, CRS and Mend
-    at equal calls.
+    """Compare samplers on the same random numbers (default: native, native with top-p .9 and .7, CRS and Mend, with
+    the same number of network calls).
 
     $ limpet compare
     $ limpet compare --model exact:chain --nfe 32
-    $ limpet compare --arm native --arm "wide: crs spacing=8" --arm ./mine.py:Mine
-    $ limpet compare --arm "crs nfe=8" --arm "crs nfe=64" --json > comparison.json
+    $ limpet compare --sampler native --sampler "wide: crs spacing=8"
+    $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
 
     Args:
-        nfe: network calls of every arm that does not say otherwise
-        n: samples in each shard
-        shards: one seed each; errors are over shards
+        nfe: network calls of every sampler that does not set its own
+        n: samples of each seed
+        seeds: standard errors are over them
         prompt: text that every sample begins with; it is not counted
-        judge: what scores the texts; unless told, the true distribution of an exact source, and mini-judge elsewhere
-        batch_size: samples computed at once
-        texts: how many samples to show under each arm, side by side
+        judge: the judge of the texts (default: the true distribution of an exact source, mini-judge for other models)
+        checker: a checker of texts, by name or as ./file.py:Name (default: the model's own, if it has one)
+        batch_size: samples that are computed at once
+        texts: how many samples of each sampler to print side by side
     """
-    chosen = arms(arm, nfe) or baselines(nfe)
+    chosen = named_samplers(sampler or None, nfe)
     denoiser = where.load(model)
-    own = source_judge(denoiser) if judge is None else None
-    scorer = own or load_judge(judge or BUILTIN, where.device)
-    with progress(total=sum(arm.nfe for arm in chosen.values()) * len(shards) * n) as tell:
+    own_judge = source_judge(denoiser) if judge is None else None
+    scorer = own_judge or load_judge(judge or BUILTIN, where.device)
+    with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * n) as tell:
 
-        def watch(arm: str) -> Watcher:
-            return lambda state, *_: tell(description=arm, advance=len(state.tokens))
+        def report_for(name: str) -> Progress:
+            before = 0
 
-        result = compare(denoiser, chosen, n, shards, length, prompt, batch_size, scorer, watch)
+            def report(done: int, total: int) -> None:
+                nonlocal before
+                tell(description=name, advance=done - before if done > before else done)
+                before = done
+
+            return report
+
+        result = compare(denoiser, chosen, nfe, n, seeds, length, prompt, batch_size, scorer, report_for, checker)
     if not json:
-        for name, convention in {"NLL": result.judge["rule"], **result.conventions}.items():
+        for name, convention in {"judge": result.judge["rule"], **result.conventions}.items():
             err.print(f"{name}: {convention}", style="dim", markup=False)
-    many = min(texts, n) if denoiser.tokenizer else 0
-    show(
-        json,
-        result.to_dict(),
-        [table(result, out.width if out.is_terminal else None), *(side_by_side(result, i) for i in range(many))],
-    )
+    count = min(texts, n) if denoiser.tokenizer else 0
+    width = out.width if out.is_terminal else None
+    parts = [rich_table(result.table(), width), *(side_by_side(result, i) for i in range(count))]
+    show(json, result.to_dict(), parts)
 
 
-def side_by_side(result: Comparison, i: int) -> Table:
-    """The i-th sample of the first shard under each arm."""
-    view = Table(title=f"sample {i} of seed {result.shards[0]}: the same randomness under each arm", show_lines=True)
-    for one in result.arms:
+def side_by_side(result: Comparison, i: int) -> table.Table:
+    """The i-th sample of the first seed under each sampler."""
+    view = table.Table(title=f"sample {i} of seed {result.seeds[0]}, from the same random numbers", show_lines=True)
+    for one in result.samplers:
         view.add_column(one.name, ratio=1)
-    view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.arms))
+    view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.samplers))
     return view
 
 
-def table(result: Comparison, width: int | None) -> Table:
-    """One row an arm; where that is too wide, each error under its mean."""
-    title, caption = result.caption
-    head, rows = result.table()
-    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
-    narrow = width is not None and sum(widths) + 1 > width
-    between = "\n± " if narrow else " ± "
-    view = Table(title=title, caption=caption)
-    for name in head:
-        shown = fill(name, NARROW, break_on_hyphens=False) if narrow else name
-        view.add_column(shown, justify="left" if name == "arm" else "right", no_wrap=name != "arm", overflow="fold")
-    for row, style in zip(rows, [None] * len(result.arms) + ["dim"], strict=False):
-        view.add_row(*(Text(text.replace(" ± ", between)) for text in row), style=style)
+def rich_table(content: Table, width: int | None) -> table.Table:
+    """A table for a terminal of a width; where it is too wide, each error is under its mean."""
+    widths = [max(*map(len, column), HEAD_WIDTH) + 3 for column in zip(*content.rows, strict=True)]
+    is_narrow = width is not None and sum(widths) + 1 > width
+    view = table.Table(title=content.caption, title_justify="left")
+    for i, name in enumerate(content.head):
+        head = fill(name, NARROW if is_narrow else HEAD_WIDTH, break_on_hyphens=False)
+        view.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in content.rows:
+        view.add_row(*(Text(text.replace(" ± ", "\n± ") if is_narrow else text) for text in row))
     return view

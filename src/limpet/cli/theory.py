@@ -1,4 +1,4 @@
-"""`limpet theory`: the paper's statements on concrete sources, both sides of each, with verdicts and figures."""
+"""`limpet paper theory`: the paper's statements on concrete sources, with verdicts and figures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tyro
 from rich.table import Table
 
 from limpet.cli.common import Json, err, progress, show
-from limpet.errors import unknown
-from limpet.experiments.contents import Figure
+from limpet.errors import LimpetError, unknown
+from limpet.experiments import Figure
 from limpet.experiments.figures import draw
 from limpet.files import write_whole
-from limpet.paper.theory import STATEMENTS, Sides
+from limpet.paper.theory import STATEMENTS, Check
 
 STYLES = {"VIOLATED": "bold red", "below": "cyan", "above": "cyan"}
 
@@ -25,64 +25,76 @@ def run(
     json: Json = False,
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
 ) -> int:
-    """Evaluate the paper's statements where every distribution is known: left side, right side, slack, verdict.
+    """Check the paper's statements on sources whose distributions are known.
 
-    Each is checked on named sources and on a thousand random ones, of which the tightest case is shown. The closed
-    loop claims nothing: there, the verdict says which of two measured figures is lower. Exit code 1 if any is violated.
+    Each row shows both sides of a relation, for a named source or for the tightest of a thousand random ones. Rows
+    with ~ claim nothing: their verdict says which of two measured values is lower. The exit code is 1 if a claim is
+    violated.
 
-    $ limpet theory
-    $ limpet theory closed-loop-exact --figures figures
-    $ limpet theory shared-modes --json
+    $ limpet paper theory
+    $ limpet paper theory closed-loop-exact --figures figures
+    $ limpet paper theory shared-modes --json
 
     Args:
-        name: one statement; all of them unless told
-        figures: a folder to draw each statement into, as NAME.png
+        name: one statement (default: all)
+        figures: a folder to draw the figure of each statement into, as NAME.png
     """
     if name is not None and name not in STATEMENTS:
         raise unknown("there is no statement", name, STATEMENTS)
-    chosen = STATEMENTS if name is None else {name: STATEMENTS[name]}
-    found: dict[str, list[Sides]] = {}
+    if figures is not None:
+        _create_folder(figures)
+    chosen = list(STATEMENTS) if name is None else [name]
+    rows: dict[str, list[Check]] = {}
     drawn: dict[str, str] = {}
-    torch.set_num_threads(1)  # the tensors are so small that threads would only wait for each other
-    with progress(total=len(chosen)) as tell:
-        for key, statement in chosen.items():
-            tell(description=key)
-            found[key] = statement.sides()
+    torch.set_num_threads(1)  # the tensors are too small for several threads
+    with progress(total=len(chosen)) as update:
+        for key in chosen:
+            update(description=key)
+            rows[key] = STATEMENTS[key].checks()
             if figures is not None:
-                figures.mkdir(parents=True, exist_ok=True)
                 drawn[key] = str(figures / f"{key}.png")
-                figure = Figure(key, "", tuple(statement.panels()), statement.shows)
+                statement = STATEMENTS[key]
+                figure = Figure(key, "", tuple(statement.panels()), statement.caption)
                 write_whole(drawn[key], draw(figure)["png"])
-            tell(advance=1)
-    document = {"statements": [_document(key, found[key], drawn.get(key)) for key in chosen]}
-    show(json, document, (part for key in chosen for part in (table(key, found[key]), "")))
+            update(advance=1)
+    document = {"statements": [to_dict(key, rows[key], drawn.get(key)) for key in chosen]}
+    show(json, document, (part for key in chosen for part in (table(key, rows[key]), "")))
     for path in drawn.values():
         err.print(f"wrote {path}", markup=False)
-    return int(any(row.verdict == "VIOLATED" for rows in found.values() for row in rows))
+    return int(any(row.verdict == "VIOLATED" for checks in rows.values() for row in checks))
 
 
-def table(key: str, rows: list[Sides]) -> Table:
-    """One statement's rows; a Monte Carlo figure's slack carries its standard error."""
+def _create_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise LimpetError(f"--figures takes a folder; {folder} is a file or lies under one") from error
+
+
+def table(key: str, checks: list[Check]) -> Table:
+    """The rows of one statement; the slack of a Monte Carlo estimate has its standard error."""
     statement = STATEMENTS[key]
-    made = Table(title=f"{key}: {statement.says} ({statement.where})", title_justify="left", title_style="bold")
+    title = f"{key}: {statement.summary} ({statement.where})"
+    result = Table(title=title, title_justify="left", title_style="bold")
     for column in ("statement", "source"):
-        made.add_column(column)
+        result.add_column(column)
     for column in ("left", "", "right", "slack"):
-        made.add_column(column, justify="right", no_wrap=True)
-    made.add_column("verdict", no_wrap=True)
-    for row in rows:
+        result.add_column(column, justify="right", no_wrap=True)
+    result.add_column("verdict", no_wrap=True)
+    for row in checks:
         slack = f"{row.slack:.2g}" + (f" ± {row.error:.1g}" if row.error else "")
-        made.add_row(
-            row.statement, row.source, f"{row.left:.5g}", row.relation, f"{row.right:.5g}", slack, row.verdict,
-            style=STYLES.get(row.verdict),
-        )  # fmt: skip
-    return made
+        cells = (row.statement, row.source, f"{row.left:.5g}", row.relation, f"{row.right:.5g}", slack, row.verdict)
+        result.add_row(*cells, style=STYLES.get(row.verdict))
+    return result
 
 
-def _document(key: str, rows: list[Sides], drawn: str | None) -> dict[str, Any]:
+def to_dict(key: str, checks: list[Check], figure: str | None) -> dict[str, Any]:
+    """One statement as JSON, in which an infinite number is a string."""
+    rows = []
+    for check in checks:
+        numbers = {"left": check.left, "right": check.right, "slack": check.slack}
+        written = {side: value if math.isfinite(value) else str(value) for side, value in numbers.items()}
+        rows.append({**check._asdict(), **written, "verdict": check.verdict})
     statement = STATEMENTS[key]
-    listed = [{**row._asdict(), "slack": row.slack, "verdict": row.verdict} for row in rows]
-    for one in listed:  # JSON knows no infinity: it is written as a string
-        one |= {name: str(one[name]) for name in ("left", "right", "slack") if not math.isfinite(one[name])}
-    made: dict[str, Any] = {"name": key, "says": statement.says, "where": statement.where, "rows": listed}
-    return made if drawn is None else {**made, "figure": drawn}
+    document: dict[str, Any] = {"name": key, "summary": statement.summary, "where": statement.where, "rows": rows}
+    return document if figure is None else {**document, "figure": figure}

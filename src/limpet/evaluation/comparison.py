@@ -20,7 +20,7 @@ from limpet.evaluation.statistics import Estimate
 from limpet.evaluation.tables import Table
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser
-from limpet.samplers import Sampler, parse
+from limpet.samplers import Sampler, as_sampler, parse
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
 NFE = 16  # default network calls: few enough that samplers differ
@@ -36,25 +36,32 @@ HEADS = {
 
 
 def named_samplers(
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None, nfe: int | None = None
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None, nfe: int | None = NFE
 ) -> dict[str, Sampler]:
-    """Samplers by name, from a mapping, or from a sequence of samplers and texts such as "crs budget=.25".
+    """Samplers by name.
 
-    nfe: network calls of every text that does not set them (default: the sampler's own). Without `samplers`, these are
-    native, native with two values of top-p, CRS and Mend, with 16 calls unless `nfe` is given."""
-    if samplers is None:
-        samplers, nfe = SAMPLERS, nfe or NFE
+    samplers: a mapping by name, or a sequence, of samplers and texts such as "crs budget=.25" (default: native, native
+    with two values of top-p, CRS and Mend). nfe: network calls of the texts that do not set them; None leaves them to
+    the sampler."""
+    samplers = SAMPLERS if samplers is None else samplers
     if isinstance(samplers, Mapping):
-        return {name: parse(one, nfe=nfe)[1] if isinstance(one, str) else one for name, one in samplers.items()}
-    parsed = [parse(one, nfe=nfe) if isinstance(one, str) else (one.caption, one) for one in samplers]
-    often = Counter(name for name, _ in parsed)
-    found: dict[str, Sampler] = {}
-    for name, one in parsed:
-        unique = name if often[name] == 1 else f"{name} nfe={one.nfe}"
-        if unique in found:
-            raise LimpetError(f"two samplers are called {unique!r}: change one, or name it, as in 'other: {name}'")
-        found[unique] = one
-    return found
+        return {name: _parse(one, nfe)[1] for name, one in samplers.items()}
+    parsed = [(str(one), *_parse(one, nfe)) for one in samplers]
+    count = Counter(name for _, name, _ in parsed)
+    found: dict[str, tuple[str, Sampler]] = {}
+    for text, name, one in parsed:
+        name = name if count[name] == 1 else f"{name} nfe={one.nfe}"
+        if name in found:
+            raise LimpetError(
+                f"the samplers {found[name][0]!r} and {text!r} are both {name!r}: change one, or give it a "
+                f'caption, as in "other: {text.partition(": ")[2] or text}"'
+            )
+        found[name] = text, one
+    return {name: one for name, (_, one) in found.items()}
+
+
+def _parse(sampler: Sampler | str, nfe: int | None) -> tuple[str, Sampler]:
+    return parse(sampler, nfe=nfe) if isinstance(sampler, str) else (as_sampler(sampler).caption, sampler)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +123,15 @@ class Comparison:
         return statistics.paired(one.scores.nll, self.samplers[0].scores.nll)
 
     @cached_property
-    def labels(self) -> list[str]:
+    def row_names(self) -> list[str]:
         """The samplers' names, with the network calls where they differ, and the final step where it is not a draw."""
         calls = {one.nfe for one in self.samplers}
-        labels = []
+        names = []
         for one in self.samplers:
             final_step = getattr(one.sampler, "final_step", "sample")
             facts = [f"nfe={one.nfe}"] * (len(calls) > 1) + [f"final_step={final_step}"] * (final_step != "sample")
-            labels.append(", ".join([one.name, *(fact for fact in facts if fact not in one.name)]))
-        return labels
+            names.append(", ".join([one.name, *(fact for fact in facts if fact not in one.name)]))
+        return names
 
     @property
     def caption(self) -> str:
@@ -132,12 +139,12 @@ class Comparison:
         counted, calls = [one.scores.counted for one in self.samplers], {one.nfe for one in self.samplers}
         counts = " to ".join(f"{count:,}" for count in sorted({min(counted), max(counted)}))
         prompt = self.samplers[0].samples[0].prompt_length
-        given = f", the first {prompt} tokens are the prompt and not counted" if prompt else ""
+        not_counted = f", the first {prompt} tokens are the prompt and not counted" if prompt else ""
         nfe = f", {calls.pop()} network calls" if len(calls) == 1 else ""
         judge = self.judge
         return (
             f"{self.model} in {self.precision}: {len(self.seeds)} seeds x {self.samples_per_seed} samples of "
-            f"{self.length} tokens{nfe}{given}\n"
+            f"{self.length} tokens{nfe}{not_counted}\n"
             f"judge: {judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, convention "
             f"{judge['convention']}, {counts} tokens counted per sampler\n"
             "mean ± standard error over seeds; delta NLL is paired by seed"
@@ -152,13 +159,13 @@ class Comparison:
         shown += [NLL if is_exact else PERPLEXITY, "", *METRICS]  # "" is delta NLL
         shown = shown[:COLUMNS]
         delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
-        head = ["sampler", *(HEADS.get(name, name) if name else delta for name in shown)]
+        head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
         rows = []
-        for label, one in zip(self.labels, self.samplers, strict=True):
+        for name, one in zip(self.row_names, self.samplers, strict=True):
             delta_nll = "" if one is self.samplers[0] else f"{self.delta_nll(one):.4f}"
-            rows.append([label, *(_number(one.scores, name) if name else delta_nll for name in shown)])
+            rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
-            rows.append(["true distribution", *(_number(self.data, name) if name else "" for name in shown)])
+            rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
         return Table(self.caption, head, rows)
 
     def __repr__(self) -> str:
@@ -197,10 +204,10 @@ class Comparison:
         axes: of matplotlib, to draw into (default: new ones). Returns the axes. The extra `figures` has matplotlib."""
         if axes is None:
             axes = extra("matplotlib.pyplot", "figures").subplots()[1]
-        for label, one in zip(self.labels, self.samplers, strict=True):
+        for name, one in zip(self.row_names, self.samplers, strict=True):
             x, y = one.scores.estimate("entropy"), one.scores.estimate(NLL)
             errors = np.nan_to_num([x.se, y.se])  # a single seed has no error
-            axes.errorbar(x.mean, y.mean, xerr=errors[0], yerr=errors[1], fmt="o", label=label)
+            axes.errorbar(x.mean, y.mean, xerr=errors[0], yerr=errors[1], fmt="o", label=name)
         axes.set(xlabel="entropy (nats)", ylabel="NLL (nats/token, lower is better)", title=self.caption.split("\n")[0])
         axes.legend()
         return axes
@@ -213,7 +220,7 @@ def _number(scores: Scores, name: str) -> str:
 def compare(
     model: Denoiser,
     samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
-    nfe: int | None = None,
+    nfe: int | None = NFE,
     n: int = N,
     seeds: Sequence[int] = SEEDS,
     length: int | None = None,
@@ -229,8 +236,7 @@ def compare(
         model: the model.
         samplers: a list or a mapping by name of samplers or texts such as "crs nfe=8" (default: native, native with
             top-p .9 and .7, CRS and Mend). The first is what the others are compared with.
-        nfe: network calls of the samplers that are given as text without their own (default: the sampler's default;
-            16 if `samplers` is not given).
+        nfe: network calls of the samplers that are given as text without their own.
         n: samples of each seed.
         seeds: standard errors are over them.
         length: tokens in a sample (default: the model's length).
@@ -248,7 +254,7 @@ def compare(
     if not chosen or not seeds:
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):
-        raise LimpetError(f"the seeds are {', '.join(map(str, seeds))}; each may be there once: give different ones")
+        raise LimpetError(f"the seeds are {', '.join(map(str, seeds))}: each counts once, so give different ones")
     judge, checker = judge_for(model, judge), checker or getattr(model, "checker", None)
     checker = find_checker(checker) if isinstance(checker, str) else checker
     done = []

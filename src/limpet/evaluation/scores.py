@@ -172,7 +172,8 @@ class Scores:
     @property
     def caption(self) -> str:
         """What was evaluated, and by which judge."""
-        sizes = f"{len(self.sets)} seeds, {sum(map(len, self.sets))} samples"
+        seeds = f"{len(self.sets)} seed{'s' * (len(self.sets) > 1)}"
+        sizes = f"{seeds}, {sum(map(len, self.sets))} samples"
         judge = "none" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
         return f"{self.name}: {sizes}; metrics count {self.counted_ids}\njudge: {judge}"
 
@@ -323,8 +324,8 @@ def _judge(
 ) -> JudgeScores:  # fmt: skip
     pairs: Sequence[tuple[Any, Any]] = (samples.ids if mode.as_ids else samples.texts) or []
     prompts, rest = zip(*pairs, strict=True)
-    given = prompts if any(map(len, prompts)) else None
-    return score_samples(judge, rest, mode.convention, given, cache, batch_size, progress)
+    has_prompt = any(map(len, prompts))
+    return score_samples(judge, rest, mode.convention, prompts if has_prompt else None, cache, batch_size, progress)
 
 
 def _likelihood(judged: Sequence[JudgeScores]) -> dict[str, Measure]:

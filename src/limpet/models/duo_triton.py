@@ -1,11 +1,11 @@
-"""The Duo body on a GPU: matrix products, attention, and Triton kernels for everything that stands between them.
+"""The Duo backbone on a GPU: matrix products, attention, and Triton kernels for everything between them.
 
-It is `Network.body` with fewer trips to memory and no wait for a compiler. The residual sum, its gates, the norm, the
-modulation and, where the next product is in float8, the rounding to it are one pass over a position, and the sum is
-stored once a block; the rotation is done in place, or in float8 by the product itself, as GELU is; one product makes
-the modulations of all blocks. The last block mixes positions only through its keys and values, so its queries and all
-that follows are done only at the positions that will be read. Every intermediate outside matrix products and attention
-is float32."""
+It computes what `DuoNetwork.backbone` does with fewer passes over memory and no wait for a compiler. One pass over a
+position adds the residual updates with their gates, norms and modulates the sum, and rounds it where the next product
+is in float8. The sum is stored once a block. Rotation is done in place, or in float8 by the product itself, as GELU is.
+One product computes the modulations of all blocks. The last block mixes positions only through its keys and values, so
+its queries and all that follows are computed only at the positions that will be read. Every intermediate outside matrix
+products and attention is float32."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 
@@ -26,41 +26,41 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.models import float8, float8_kernels
-from limpet.models.float8 import Scaled
+from limpet.models import Rows, all_rows, float8, float8_kernels
+from limpet.models.float8 import Float8Rows
 from limpet.models.float8_kernels import gelu_of
+from limpet.models.private_apis import linear_gelu
 
 if TYPE_CHECKING:
-    from limpet.models import Needed
-    from limpet.models.duo import Block, Linear, Network, Norm
+    from limpet.models.duo import DuoBlock, DuoNetwork
+    from limpet.models.networks import Linear, Norm
 
-ATTENTION = [  # the fastest that takes the shape and the precision
+ATTENTION = [  # the first that supports the shape and the precision is used, and is the fastest
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
-
-REPLAYED = 2**14  # tokens in a batch up to which launching kernels one by one may cost more than running them
-SMALL = 2**12  # tokens in a batch up to which it costs less to compute every position than to launch for a few
-WIDTH = 768  # of the network that these were found with, the released one; a token of a wider one counts for more
-# Positions that a program norms side by side, sharing what their sample's modulation is, and the warps of each kernel:
-# of those that benchmarks/body.py tries these take least on an H200, over both precisions.
+MAX_GRAPH = 2**14  # tokens in a batch; with more, launching kernels one by one costs no more than running them
+MAX_WHOLE = 2**12  # tokens in a batch; with fewer, computing every position costs less than launching for a few
+WIDTH = 768  # the released network's, with which these limits were measured; a token of a wider one counts for more
+# Positions that one program norms, which share their sample's modulation, and the warps of each kernel. Of those that
+# benchmarks/body.py tries, these take the least time on an H200, over both precisions.
 ROWS, WARPS = 1, 2
 
-Normed = Tensor | Scaled  # what a product takes, in the precision that it takes
+Normed = Tensor | Float8Rows  # what a product takes, in its precision
 Function = Callable[[Tensor, Tensor], tuple[Any, ...]]
-Gated = tuple[Tensor, Tensor]  # a gate (B, width), and the update it lets through, one row for each position
+Gated = tuple[Tensor, Tensor]  # a gate (B, width) and the update it multiplies, one row for each position
 
 
 def replayed(function: Function, wider: float) -> Function:
-    """A function of CUDA tensors, captured as a graph for each shape of small batches and then replayed.
+    """A function of CUDA tensors, captured as a CUDA graph for each shape of small batches and then replayed.
 
-    What a replay returns is written over by the next, and takes memory for ever."""
+    The next replay overwrites what one returns. Each graph keeps its memory."""
     captured: dict[torch.Size, Function] = {}
 
     def replay(tokens: Tensor, sigma: Tensor) -> tuple[Any, ...]:
-        if not tokens.is_cuda or tokens.numel() * wider > REPLAYED:
+        if not tokens.is_cuda or tokens.numel() * wider > MAX_GRAPH:
             return function(tokens, sigma)
         if tokens.shape not in captured:
-            with _uncollected():
+            with _no_garbage_collection():
                 graphed = torch.cuda.make_graphed_callables(function, (tokens.clone(), sigma.clone()))
             captured[tokens.shape] = cast(Function, graphed)
         return captured[tokens.shape](tokens, sigma)
@@ -69,9 +69,9 @@ def replayed(function: Function, wider: float) -> Function:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: if a graph of a model that is gone is freed while another is being captured,
-    the device gives up the capture, and whatever kernel comes next is said to have failed."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage. If a graph of a deleted model is freed while another is captured, the device gives up the
+    capture, and the next kernel is reported as failed."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -81,27 +81,27 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class FusedBody:
-    """`Network.body` of one network, where its weights are now."""
+class FusedBackbone:
+    """The backbone of one network, on the device where its weights are."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: DuoNetwork) -> None:
         self.network, self.heads = network, network.shape.heads
-        self.blocks = cast("list[Block]", list(network.blocks))
+        self.blocks = cast("list[DuoBlock]", list(network.blocks))
         modulations = [block.adaLN_modulation for block in self.blocks] + [network.output_layer.adaLN_modulation]
         self.weight = _joined(modulations, "weight")
         self.bias = _joined(modulations, "bias")
-        self.float8 = isinstance(self.blocks[-1].attn_qkv, float8.Product)
+        self.float8 = isinstance(self.blocks[-1].attn_qkv, float8.Float8Linear)
         self.joined = self.float8 and float8_kernels.suit(network.shape, self.weight.device)
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.wider = max(1.0, network.shape.width / WIDTH)
         self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
 
-    def __call__(self, tokens: Tensor, sigma: Tensor, needed: Needed = lambda: None) -> Tensor:
-        """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the needed positions."""
-        if tokens.is_cuda and tokens.numel() * self.wider <= SMALL:
+    def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows) -> Tensor:
+        """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the positions to be read."""
+        if tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
             return self.whole(tokens, sigma)[0].clone()
         x, normed, keys, modulation = self.trunk(tokens, sigma)
-        index = needed()
+        index = rows()
         if index is not None and not len(index):
             return torch.empty_like(x, dtype=modulation.dtype)
         queries = self._queries(normed, x.shape[1], index)
@@ -117,14 +117,15 @@ class FusedBody:
         return (self._features(x, attended, modulation, None),)
 
     def _queries(self, normed: Normed, length: int, index: Tensor | None) -> Tensor:
-        """The last block's, rotated, at an index of flat positions or everywhere."""
+        """The last block's queries, rotated, at an index of flat positions or at all."""
         queries = _part(self.blocks[-1], _rows(normed, index), slice(self.network.shape.width))
         self._rotate(queries, length, index)
         return queries
 
     def _features(self, x: Tensor, attended: Tensor, modulation: Tensor, index: Tensor | None) -> Tensor:
-        """What the last block does after its attention, and the last norm, at an index of flat positions or
-        everywhere; `attended` has their rows."""
+        """The last block after its attention, and the last norm, at an index of flat positions or at all.
+
+        `attended` has one row for each of them."""
         gate_attn, shift_mlp, scale_mlp, gate_mlp, shift, scale = modulation[:, -6:].unbind(1)
         updates = [(gate_attn, attended)]
         updates.append((gate_mlp, self._mlp(x, updates, self.blocks[-1], shift_mlp, scale_mlp, index)))
@@ -133,8 +134,10 @@ class FusedBody:
         return features
 
     def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Normed, Tensor, Tensor]:
-        """Up to the last block's keys and values: the (B, L, width) residual stream and what its queries are made of,
-        (B, L, 2 width) keys and values, (B, parts, width) modulations."""
+        """Up to the last block's keys and values.
+
+        Returns the (B, L, width) residual stream, the normed rows that queries are computed from, (B, L, 2 width) keys
+        and values, and (B, parts, width) modulations."""
         network, width = self.network, self.network.shape.width
         cond = network.sigma_map(sigma).to(self.weight.dtype)
         modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
@@ -143,76 +146,85 @@ class FusedBody:
         updates: list[Gated] = []
         for block, part in zip(self.blocks[:-1], parts, strict=True):
             self._update(x, updates, block, part, tokens)
-        normed = self._opened(x, updates, self.blocks[-1], last, tokens)
+        normed = self._first_norm(x, updates, self.blocks[-1], last, tokens)
         keys = _part(self.blocks[-1], normed, slice(width, None))
         self._rotate(keys[..., :width], tokens.shape[1])
         return x, normed, keys, modulation
 
-    def _opened(self, x: Tensor, updates: list[Gated], block: Block, modulation: Tensor, tokens: Tensor) -> Normed:
-        """A block's first norm, once the residual stream has taken in the updates of the block before, of which there
-        are none before the first: it begins with the embedding."""
+    def _first_norm(
+        self, x: Tensor, updates: list[Gated], block: DuoBlock, modulation: Tensor, tokens: Tensor
+    ) -> Normed:
+        """A block's first norm, after the updates of the block before are added to the residual stream.
+
+        The first block has no updates before it: it starts from the embedding."""
         embedded = None if updates else (self.network.vocab_embed.embedding, tokens)
         shift, scale = modulation[:, 0], modulation[:, 1]
-        normed = _normed(x, updates, block.norm1, shift, scale, self._room(x), embedded=embedded, store=True)
+        normed = _normed(x, updates, block.norm1, shift, scale, self._empty_rows(x), embedded=embedded, store=True)
         updates.clear()
         return normed
 
-    def _update(self, x: Tensor, updates: list[Gated], block: Block, modulation: Tensor, tokens: Tensor) -> None:
-        """One block, from the updates of the one before to its own. What is no longer read is let go at once: of a
-        large batch every one of these is large."""
+    def _update(self, x: Tensor, updates: list[Gated], block: DuoBlock, modulation: Tensor, tokens: Tensor) -> None:
+        """One block: adds the updates of the block before and replaces them with its own.
+
+        Tensors that are no longer read are freed at once, because each is large in a large batch."""
         width = x.shape[-1]
         gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation[:, 2:].unbind(1)
-        qkv = self._qkv(block, self._opened(x, updates, block, modulation, tokens))
+        qkv = self._qkv(block, self._first_norm(x, updates, block, modulation, tokens))
         updates.append((gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads))))
         del qkv
         updates.append((gate_mlp, self._mlp(x, updates, block, shift_mlp, scale_mlp)))
 
-    def _qkv(self, block: Block, normed: Normed) -> Tensor:
+    def _qkv(self, block: DuoBlock, normed: Normed) -> Tensor:
         """(B, L, 3 width) queries and keys, rotated, and values."""
         if self.joined:
-            rows, product = cast(Scaled, _rows(normed, None)), cast(float8.Product, block.attn_qkv)
-            batch, length, _ = cast(Scaled, normed).values.shape
+            rows, product = cast(Float8Rows, _rows(normed, None)), cast(float8.Float8Linear, block.attn_qkv)
+            batch, length, _ = cast(Float8Rows, normed).values.shape
             return float8_kernels.rotated(rows, product, *self._angles(length)).view(batch, length, -1)
         qkv = cast(Tensor, block.attn_qkv(normed))
         self._rotate(qkv[..., : qkv.shape[-1] // 3 * 2], qkv.shape[1])
         return qkv
 
     def _mlp(
-        self, x: Tensor, updates: list[Gated], block: Block, shift: Tensor, scale: Tensor, index: Tensor | None = None
+        self,
+        x: Tensor,
+        updates: list[Gated],
+        block: DuoBlock,
+        shift: Tensor,
+        scale: Tensor,
+        index: Tensor | None = None,
     ) -> Tensor:
-        """`Block.mlp` of the second norm, with the attention's update added; one row for each of the update's."""
-        hidden = self._hidden(block, _normed(x, updates, block.norm2, shift, scale, self._room(updates[0][1]), index))
-        return cast(Tensor, block.mlp[2](hidden))
+        """`DuoBlock.mlp` of the second norm, with the attention's update added. One row for each of the update's."""
+        normed = _normed(x, updates, block.norm2, shift, scale, self._empty_rows(updates[0][1]), index)
+        return cast(Tensor, block.mlp[2](self._hidden(block, normed)))
 
-    def _hidden(self, block: Block, normed: Normed) -> Normed:
-        """What an MLP's second product takes; the tanh form of GELU comes with the first where there is one kernel for
-        both."""
+    def _hidden(self, block: DuoBlock, normed: Normed) -> Normed:
+        """The hidden layer of an MLP: its first product and the tanh form of GELU, in one kernel where there is one."""
         first = cast(nn.Linear, block.mlp[0])
-        if isinstance(normed, Scaled):
-            rows = Scaled(*(part.flatten(0, -2) for part in normed))
+        if isinstance(normed, Float8Rows):
+            rows = Float8Rows(*(part.flatten(0, -2) for part in normed))
             if self.joined:
-                return float8_kernels.activated(rows, cast(float8.Product, block.mlp[0]))
+                return float8_kernels.activated(rows, cast(float8.Float8Linear, block.mlp[0]))
             return _gelu(first(rows))
         if not normed.is_cuda:
             return cast(Tensor, block.mlp[1](first(normed)))
-        return torch._addmm_activation(first.bias, normed.flatten(0, -2), first.weight.t(), use_gelu=True)
+        return linear_gelu(normed.flatten(0, -2), first.weight, first.bias)
 
-    def _room(self, like: Tensor) -> Normed:
-        """For normed rows of this shape."""
+    def _empty_rows(self, like: Tensor) -> Normed:
+        """Memory for normed rows of this shape."""
         if not self.float8:
             return torch.empty_like(like, dtype=self.weight.dtype)
         scales = torch.empty(*like.shape[:-1], 1, dtype=torch.float32, device=like.device)
-        return Scaled(torch.empty_like(like, dtype=float8.DTYPE), scales)
+        return Float8Rows(torch.empty_like(like, dtype=float8.DTYPE), scales)
 
     def _angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """(L, half a head's width) cosines and sines, rounded as `duo.rotate` rounds them."""
+        """(L, half a head's width) cosines and sines, rounded as `networks.rotate` rounds them."""
         if length not in self.tables:
             cos, sin = self.network.rotary_emb(length)
             self.tables[length] = cos.to(self.weight.dtype), sin.to(self.weight.dtype)
         return self.tables[length]
 
     def _rotate(self, x: Tensor, length: int, index: Tensor | None = None) -> None:
-        """Rotate every head in (..., heads x head width), in place; the rows are all positions, or an index of them."""
+        """Rotate every head in (..., heads x head width), in place. The rows are all positions, or an index of them."""
         cos, sin = self._angles(length)
         half = cos.shape[1]
         pairs = x.shape[-1] // 2
@@ -223,16 +235,16 @@ class FusedBody:
 
 
 def _rows(normed: Normed, index: Tensor | None) -> Normed:
-    """(R, width): those of all positions, or of an index of them."""
-    if isinstance(normed, Scaled):  # of float8 numbers only the bytes can be picked everywhere
+    """(R, width): the rows of all positions, or of an index of them."""
+    if isinstance(normed, Float8Rows):  # index_select does not take float8 on every device, but takes bytes
         values = cast(Tensor, _rows(normed.values.view(torch.uint8), index)).view(float8.DTYPE)
-        return Scaled(values, cast(Tensor, _rows(normed.scales, index)))
+        return Float8Rows(values, cast(Tensor, _rows(normed.scales, index)))
     flat = normed.flatten(0, 1)
     return flat if index is None else flat.index_select(0, index)
 
 
-def _part(block: Block, normed: Normed, outputs: slice) -> Tensor:
-    """Some of a block's queries, keys and values, from what its product takes."""
+def _part(block: DuoBlock, normed: Normed, outputs: slice) -> Tensor:
+    """Some of a block's queries, keys and values."""
     return cast("Callable[[Normed, slice], Tensor]", block.attn_qkv.part)(normed, outputs)
 
 
@@ -243,8 +255,8 @@ def _normed(
 ) -> Normed:  # fmt: skip
     """The modulated norm of x, or of an embedding of tokens, with at most two updates added, into `out`.
 
-    The sum can be stored as x. With an index of flat positions, updates and `out` have one row for each of them; to
-    scatter is to write each row of `out` at its position instead."""
+    store: also write the sum to x. index: flat positions, for each of which updates and `out` have one row. scatter:
+    write each row of `out` at its position instead."""
     width, length = x.shape[-1], x.shape[1]
     rows = x.shape[:-1].numel() if index is None else len(index)
     together = math.gcd(ROWS, length) if index is None else 1  # of one sample
@@ -252,10 +264,10 @@ def _normed(
     (first_gate, first), (second_gate, second) = [*updates, (shift, x), (shift, x)][:2]
     _norm_kernel[(rows // together,)](
         source, tokens, first_gate, first, second_gate, second, norm.weight, shift, scale, x,
-        *(out if isinstance(out, Scaled) else (out, x)), x if index is None else index, length, shift.stride(0),
+        *(out if isinstance(out, Float8Rows) else (out, x)), x if index is None else index, length, shift.stride(0),
         WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=together, EMBED=embedded is not None,
-        UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter, QUANTISE=isinstance(out, Scaled),
-        LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=WARPS,
+        UPDATES=len(updates), STORE=store, GATHER=index is not None, SCATTER=scatter,
+        QUANTISE=isinstance(out, Float8Rows), LARGEST=float8.LARGEST, LEAST=float8.LEAST, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -267,7 +279,7 @@ def _norm_kernel(
     STORE: tl.constexpr, GATHER: tl.constexpr, SCATTER: tl.constexpr, QUANTISE: tl.constexpr, LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Some positions of one sample each; layer norm's own epsilon."""
+    """Some positions of one sample each. The epsilon is that of torch's layer norm."""
     begin = tl.program_id(0).to(tl.int64) * ROWS
     row = begin + tl.arange(0, ROWS)[:, None]
     i = tl.arange(0, BLOCK)[None, :]
@@ -297,10 +309,11 @@ def _norm_kernel(
     tl.store(out + target * WIDTH + i, moved.to(out.dtype.element_ty), inside)
 
 
-def _gelu(x: Tensor) -> Scaled:
+def _gelu(x: Tensor) -> Float8Rows:
     """`float8.gelu` of (R, hidden) rows."""
     rows, hidden = x.shape
-    out = Scaled(torch.empty_like(x, dtype=float8.DTYPE), torch.empty(rows, 1, dtype=torch.float32, device=x.device))
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    out = Float8Rows(torch.empty_like(x, dtype=float8.DTYPE), scales)
     _gelu_kernel[(rows,)](
         x, *out, HIDDEN=hidden, BLOCK=min(1024, triton.next_power_of_2(hidden)), LARGEST=float8.LARGEST,
         DIP=float8.DIP, num_warps=WARPS,
@@ -312,7 +325,7 @@ def _gelu(x: Tensor) -> Scaled:
 def _gelu_kernel(
     x, out, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, DIP: tl.constexpr
 ):  # fmt: skip
-    """One row each, read twice: the second time it is still in the cache."""
+    """One row, read twice. The second time it is still in the cache."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     high = tl.full((BLOCK,), 0.0, tl.float32)
@@ -332,7 +345,7 @@ def _rotate_kernel(
     x, cos, sin, index, length, stride, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     GATHER: tl.constexpr,
 ):  # fmt: skip
-    """One position each: every head's two halves rotated against each other."""
+    """One position: the two halves of every head rotated against each other."""
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(index + row).to(tl.int64) if GATHER else row
     pair = tl.arange(0, BLOCK)
@@ -348,8 +361,9 @@ def _rotate_kernel(
 
 
 def _attended(q: Tensor, kv: Tensor, heads: int, index: Tensor | None = None) -> Tensor:
-    """Attention of rotated queries to (B, L, 2 width) keys and values. The queries are those of all positions, or of
-    an index of them, in order; the result has their rows."""
+    """Attention of rotated queries to (B, L, 2 width) keys and values.
+
+    The queries are those of all positions, or of an ascending index of them. The result has one row for each."""
     batch, length, _ = kv.shape
     k, v = kv.unflatten(-1, (2, heads, -1)).unbind(2)  # (B, L, heads, head width)
     if index is None:
@@ -357,7 +371,7 @@ def _attended(q: Tensor, kv: Tensor, heads: int, index: Tensor | None = None) ->
         with sdpa_kernel(ATTENTION, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     q, k, v = q.unflatten(-1, (heads, -1)), k.flatten(0, 1), v.flatten(0, 1)
-    if _packs(q, k, v):
+    if _flash_supports(q, k, v):
         starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
         queries_before = torch.searchsorted(index, starts, out_int32=True)
         return cast(Tensor, varlen_attn(q, k, v, queries_before, starts, length, length)).flatten(1)
@@ -366,14 +380,14 @@ def _attended(q: Tensor, kv: Tensor, heads: int, index: Tensor | None = None) ->
     return _attended(every, kv, heads).flatten(0, 1).index_select(0, index)
 
 
-def _packs(*parts: Tensor) -> bool:
-    """Whether flash attention takes these (rows, heads, head width) queries, keys and values."""
+def _flash_supports(*parts: Tensor) -> bool:
+    """Whether flash attention supports these (rows, heads, head width) queries, keys and values."""
     q, k, v = (part[None].transpose(1, 2) for part in parts)
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
 
 
 def _joined(maps: list[Linear], name: str) -> Tensor:
-    """The weights or biases of several maps as one, of which each map keeps a view: they are held once."""
+    """The weights or biases of several linear maps as one tensor. Each map keeps a view, so they are in memory once."""
     parts: list[Tensor] = [getattr(one, name) for one in maps]
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.cat([part.detach() for part in parts])

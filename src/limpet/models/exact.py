@@ -1,7 +1,7 @@
 """Denoisers whose leave-one-out distribution is exact: a codebook, a mixture of products, a Markov chain.
 
-Each knows its own data distribution, so it also scores text (`log_prob`) and draws from the data distribution (`draw`): quality is
-measured with no judge. The body computes the log-probabilities itself; the head has nothing left to do."""
+Each knows its own data distribution, so it also scores text (`log_prob`) and draws text (`draw`), and quality can be
+measured without a judge. The backbone computes log-probabilities, and the head returns them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from limpet.models import Denoiser, ModelInput
 
 
 class Source(Denoiser):
-    """A data distribution that is known, and its exact denoiser."""
+    """A known data distribution and its exact denoiser, which computes in float64."""
 
     precision = "float64"
 
@@ -34,15 +34,14 @@ class Source(Denoiser):
         return features
 
     def backbone(self, inputs: ModelInput) -> Tensor:
-        tokens, t = inputs.tokens, inputs.t
-        if tokens.shape[1] != self.length:
-            raise LimpetError(f"{self.name} knows sequences of {self.length} tokens; it was given {tokens.shape[1]}")
-        signal = self.schedule.signal(t).expand(len(tokens))
-        return self.probs(tokens, signal).log()
+        count, length = inputs.tokens.shape
+        if length != self.length:
+            raise LimpetError(f"{self.name} knows sequences of {self.length} tokens; it was given {length}")
+        return self.probs(inputs.tokens, self.schedule.signal(inputs.t).expand(count)).log()
 
     @abstractmethod
     def probs(self, tokens: Tensor, signal: Tensor) -> Tensor:
-        """(B, L) noisy tokens, (B,) signal -> (B, L, V): the distribution of each clean token given the other noisy tokens."""
+        """(B, L) noisy tokens, (B,) signal -> (B, L, V): each clean token's probs given the other noisy tokens."""
 
     @abstractmethod
     def log_prob(self, tokens: Tensor) -> Tensor:
@@ -57,7 +56,7 @@ class Source(Denoiser):
         """(n, L) tokens from the data distribution."""
 
     def _evidence(self, signal: Tensor, distributions: Tensor) -> Tensor:
-        """signal distribution(z) + noise / V: the likelihood of a noisy token z whose clean distribution gives it distribution(z)."""
+        """The likelihood of a noisy token to which its clean distribution gives a probability: signal p + noise / V."""
         signal = signal.view(-1, *[1] * (distributions.dim() - 1))
         return signal * distributions + (1 - signal) / self.vocab_size
 
@@ -69,9 +68,9 @@ def _choose(weights: Tensor, u: Tensor) -> Tensor:
 
 
 class Mixture(Source):
-    """A latent mode with prior `weights` (K,); given it, independent tokens with distributions `distributions` (K, S, V) (theorem 1).
+    """A latent mode with prior `weights` (K,), and given it independent tokens with `distributions` (K, S, V).
 
-    A sequence is `phrases` such blocks of S tokens, one after the other, each with a mode of its own."""
+    This is the model of theorem 1. A sequence has `phrases` such blocks of S tokens, each with a mode of its own."""
 
     def __init__(self, weights: Tensor, distributions: Tensor, phrases: int = 1, name: str = "mixture") -> None:
         self.weights = _normal(weights.double())
@@ -129,15 +128,16 @@ class Mixture(Source):
 def codebook(
     words: Tensor, vocab_size: int, weights: Tensor | None = None, name: str = "", slip: float = 0.0, phrases: int = 1
 ) -> Mixture:
-    """A uniform (or weighted) choice among K sequences `words` (K, L): modes with point-mass distributions (appendix B.2), or
-    with full support, where each token slips with some probability to a uniform one."""
+    """A uniform (or weighted) choice among K sequences `words` (K, L), the modes of appendix B.2.
+
+    slip: the probability of each token to be replaced by a uniform one."""
     distributions = (1 - slip) * torch.nn.functional.one_hot(words, vocab_size).double() + slip / vocab_size
     name = name or ("mixture" if slip else "codebook")
     return Mixture(torch.ones(len(words)) if weights is None else weights, distributions, phrases, name)
 
 
 def forward_path(clean: Tensor, signals: Sequence[float], vocab_size: int, seed: int) -> list[Tensor]:
-    """One forward path for each row of clean tokens: its noisy tokens at each of falling signals."""
+    """The noisy tokens (B, L) of one forward trajectory for each row of clean tokens, at each of falling signals."""
     rng, states = CounterRNG(seed, torch.arange(len(clean))), [clean]
     for step, (before, signal) in enumerate(pairwise([1.0, *signals])):
         keep, fresh = rng.uniforms(step, torch.arange(clean.shape[1]), Purpose.NOISE)

@@ -1,4 +1,4 @@
-"""The built-in exact sources: three small languages of letters and one of brackets, all with a known distribution."""
+"""The built-in exact sources: three small languages of letters and one of brackets, with known distributions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _spelled(words: list[str]) -> Tensor:
 
 
 def words() -> Mixture:
-    """Thirty-two words, each a latent mode chosen on its own, with a rare slip of a letter: hybrids are non-words."""
+    """Thirty-two words, each an independent latent mode. Letters slip rarely, so that a mix of two words is no word."""
     spelled = _spelled(WORDS)
     distributions = torch.nn.functional.one_hot(spelled, len(ALPHABET)) * (1 - SLIP) + SLIP / len(ALPHABET)
     return Mixture(torch.ones(len(spelled)), distributions, PHRASES, "exact:words")
@@ -61,7 +61,7 @@ def chain() -> Markov:
 
 
 def verses() -> Mixture:
-    """A codebook: sixteen fixed sequences of eight words, the model of separated modes (appendix B.2)."""
+    """A codebook of sixteen fixed sequences of eight words, the model of separated modes (appendix B.2)."""
     spelled = _spelled(WORDS)
     order = torch.arange(16 * 8).view(16, 8) * 17 % len(spelled)
     return codebook(spelled[order].flatten(1), len(ALPHABET), name="exact:verses")
@@ -84,6 +84,6 @@ def source(name: str) -> Source:
     """A built-in exact source by name."""
     if name not in SOURCES:
         raise LimpetError(f"there is no exact source {name!r}; there are {', '.join(SOURCES)}")
-    made = SOURCES[name]()
-    made.tokenizer = Letters(BRACKETS, f"the brackets {BRACKETS}") if name == "exact:grammar" else Letters()
-    return made
+    found = SOURCES[name]()
+    found.tokenizer = Letters(BRACKETS, f"the brackets {BRACKETS}") if name == "exact:grammar" else Letters()
+    return found

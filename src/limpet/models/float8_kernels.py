@@ -1,7 +1,7 @@
-"""Float8 products that finish their result before it is stored: queries and keys rotated, a hidden layer activated.
+"""Float8 products that process their result before it is stored: queries and keys rotated, a hidden layer activated.
 
-Each spares the pass over memory that a kernel of its own would take. The library's products are faster by themselves,
-so that this is worth it only where such a pass is long beside the product: in float8, and not in bfloat16."""
+Each saves the pass over memory that a second kernel would take. The library's own products are faster, so that this
+pays only where such a pass is long compared with the product: in float8, and not in bfloat16."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 
@@ -16,17 +16,17 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from limpet.models import float8
-from limpet.models.float8 import Product, Scaled
+from limpet.models.float8 import Float8Linear, Float8Rows
 
 if TYPE_CHECKING:
-    from limpet.models.duo import Shape
+    from limpet.models.duo import DuoShape
 
-HOPPER = 9  # the generation of GPUs that these were measured on; another may lack what a tile takes
-GROUP = 8  # tiles of rows that share a weight's tiles while these are in the cache
+HOPPER = 9  # the generation of GPUs that these were measured on; another may not have room for a tile
+GROUP = 8  # tiles of rows that read a weight's tiles while these are in the cache
 
 
 class Tile(NamedTuple):
-    """What one program multiplies, and by how many warps, with how many pieces of the depth under way."""
+    """What one program multiplies, with how many warps, and how many pieces of the depth are in flight."""
 
     rows: int
     outputs: int
@@ -38,22 +38,21 @@ class Tile(NamedTuple):
 TILE = Tile(128, 128, 128, 4, 3)  # the fastest of those that benchmarks/body.py tries
 
 
-def suit(shape: Shape, device: torch.device) -> bool:
-    """Whether a network of this shape runs on them on a device."""
+def suit(shape: DuoShape, device: torch.device) -> bool:
+    """Whether a network of this shape can use these kernels on a device."""
     if not float8.in_hardware(device) or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
     return divides(TILE, shape)
 
 
-def divides(tile: Tile, shape: Shape) -> bool:
-    """Whether no tile is part queries or keys and part values, none ends within a head, and all are full but the last
-    rows'."""
+def divides(tile: Tile, shape: DuoShape) -> bool:
+    """Whether every tile is full but those of the last rows, holds queries, keys or values alone, and whole heads."""
     sides = (tile.outputs, tile.depth)
-    whole = not any(size % side for size in (shape.width, shape.hidden) for side in sides)
-    return whole and tile.outputs % (shape.width // shape.heads) == 0
+    full = not any(size % side for size in (shape.width, shape.hidden) for side in sides)
+    return full and tile.outputs % (shape.width // shape.heads) == 0
 
 
-def rotated(x: Scaled, product: Product, cos: Tensor, sin: Tensor, tile: Tile = TILE) -> Tensor:
+def rotated(x: Float8Rows, product: Float8Linear, cos: Tensor, sin: Tensor, tile: Tile = TILE) -> Tensor:
     """(R, width) rows of whole samples -> (R, 3 width) queries and keys, rotated, and values, in bfloat16."""
     outputs = len(product.weight.values)
     out = torch.empty(len(x.values), outputs, dtype=torch.bfloat16, device=x.values.device)
@@ -62,19 +61,20 @@ def rotated(x: Scaled, product: Product, cos: Tensor, sin: Tensor, tile: Tile = 
     return out
 
 
-def activated(x: Scaled, product: Product, tile: Tile = TILE) -> Scaled:
-    """`float8.gelu` of the product of (R, K) rows, but for its scale, which is what the largest value of a row allows
-    and not what it comes to: a tile does not see the whole of its rows. That costs no accuracy worth naming, for a
-    float8 number is rounded by a share of itself, down to 2^-15 of the largest there is."""
+def activated(x: Float8Rows, product: Float8Linear, tile: Tile = TILE) -> Float8Rows:
+    """`float8.gelu` of the product of (R, K) rows, with a larger scale.
+
+    A tile does not see whole rows, so the scale comes from a bound of the row's values. That costs little accuracy: a
+    float8 number is rounded by a share of itself, down to 2^-15 of the largest."""
     bias, bound, device = product.bias, product.bound, x.values.device
     out = torch.empty(len(x.values), len(product.weight.values), dtype=float8.DTYPE, device=device)
     scales = torch.empty_like(x.scales)
     given = {"cos": bound, "sin": bound, "length": 1, "turned": 0, "HALF": 1}
     _launch(x, product.weight, out, tile, bias=bias, bound=bound, out_scales=scales, GELU=True, **given)
-    return Scaled(out, scales)
+    return Float8Rows(out, scales)
 
 
-def _launch(x: Scaled, weight: Scaled, out: Tensor, tile: Tile, **given: Any) -> None:
+def _launch(x: Float8Rows, weight: Float8Rows, out: Tensor, tile: Tile, **given: Any) -> None:
     (rows, inner), outputs = x.values.shape, len(weight.values)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)
     _kernel[grid](
@@ -86,13 +86,13 @@ def _launch(x: Scaled, weight: Scaled, out: Tensor, tile: Tile, **given: Any) ->
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])  # of which every call of a path may have another number
+@triton.jit(do_not_specialize=["rows"])  # it differs from call to call
 def _kernel(
     x, weight, out, x_scales, weight_scales, bias, bound, out_scales, cos, sin, rows, length, turned,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, HALF: tl.constexpr, GELU: tl.constexpr, LARGEST: tl.constexpr, DIP: tl.constexpr,
 ):  # fmt: skip
-    """One tile each. Rows that are not there are read as zeros, and not written."""
+    """One tile. Rows beyond the last are read as zeros and not written."""
     tile, across, down = tl.program_id(0), tl.cdiv(N, OUTPUTS), tl.cdiv(rows, ROWS)
     group = tile // (GROUP * across) * GROUP
     height = tl.minimum(down - group, GROUP)
@@ -121,5 +121,5 @@ def _kernel(
 
 @triton.jit
 def gelu_of(x):
-    """The tanh form: the tanh of u is a sigmoid of 2 u."""
+    """The tanh form of GELU: tanh(u) is a sigmoid of 2 u."""
     return x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))

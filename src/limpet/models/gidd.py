@@ -1,4 +1,4 @@
-"""gidd-unif (von Ruette et al., 3B and 10B): a transformer without time, whose prompts see no noise.
+"""gidd-unif (von Ruette et al., 3B and 10B): a transformer that is not given the time, and whose prompts see no noise.
 
 Its norms have gains above one, queries and keys are normed over the full width, attention logits are capped, every head
 has a learned key and value that no position owns, and the branches of all layers together weigh as much as four."""
@@ -17,21 +17,22 @@ from torch import Tensor, nn
 from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import model_files, time_agnostic
-from limpet.models.duo import Linear, Rows, rotate
+from limpet.models.model_files import FALSE, NUMBER, TOKEN, Field, Fields, whole_number
+from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, rotate
 from limpet.models.tensor_files import Unread
-from limpet.models.time_agnostic import COUNT, FALSE, NUMBER, RMSNorm, Rotation, Sizes, Timeless
+from limpet.models.time_agnostic import RMSNorm, TimeAgnostic, TimeAgnosticNetwork, TimeAgnosticShape
 
 WHAT = "a gidd-unif model"
-MASK = 3  # the released tokenizer's <|mask|>, which its trainer gives no chance
+MASK = 3  # the released tokenizer's <|mask|>, whose probability was zero in training
 UNIFORM = 20.0  # nats of log-odds: with more, less than one noise token in 10^8 is the mask
-MOST_ODDS = 500.0  # nats, of which exp is still a number
-ODDS: time_agnostic.Taken = (
-    f"a number from {-MOST_ODDS:g} to {MOST_ODDS:g}",
-    lambda value: type(value) in (int, float) and abs(value) <= MOST_ODDS,
+MAX_LOG_SNR = 500.0  # nats; exp of it is still a finite number
+LOG_SNR: Field = (
+    f"a number from {-MAX_LOG_SNR:g} to {MAX_LOG_SNR:g}",
+    lambda value: type(value) in (int, float) and abs(value) <= MAX_LOG_SNR,
 )
-TAKES: model_files.Takes = {
-    "num_attention_heads": COUNT,
-    "max_position_embeddings": COUNT,
+FIELDS: Fields = {
+    "num_attention_heads": whole_number(MAX_LENGTH),
+    "max_position_embeddings": whole_number(MAX_LENGTH),
     "is_causal": FALSE,
     "tie_word_embeddings": FALSE,
     "use_qk_norm": ("true", lambda value: value is True),
@@ -43,27 +44,34 @@ TAKES: model_files.Takes = {
     "head_scaling": NUMBER,
     "weight_scaling": ("a number, fan_in or fan_out", lambda value: value in ("fan_in", "fan_out") or NUMBER[1](value)),
     "noise_type": ("a number", lambda value: type(value) in (int, float)),
-    "min_log_snr": ODDS,
-    "max_log_snr": ODDS,
-    "mask_token_id": ("a token's id", lambda value: type(value) is int and value >= 0),
-}  # fmt: skip
+    "min_log_snr": LOG_SNR,
+    "max_log_snr": LOG_SNR,
+    "mask_token_id": ("a token's id", lambda value: value is not None and TOKEN[1](value)),
+}
+OWN_FIELDS = {  # of config.json, and what they are called in the shape
+    "rms_norm_eps": "eps",
+    "attn_soft_cap": "cap",
+    "resid_scale": "branches",
+    "weight_scaling": "scaling",
+    "rope_theta": "base",
+}
 
 
 @dataclass(frozen=True)
-class Shape(Sizes):
-    """Every size of a network, and the numbers that its tensors cannot tell; the defaults are its own config's."""
+class GiddShape(TimeAgnosticShape):
+    """Every size of a network, and the numbers that its tensors cannot tell. The defaults are the released config's."""
 
     eps: float = 1e-6
     cap: float = 30.0  # of attention logits
-    branches: float = 4.0  # what the branches of all layers weigh together
+    branches: float = 4.0  # the summed weight of the branches of all layers
     scaling: float | str = "fan_in"  # of linear maps
     base: float = 10000.0  # of the rotation
     bias: bool = True  # whether the MLP has biases
-    sink: bool = True  # whether heads have a key and a value of their own
+    sink: bool = True  # whether heads have a key and a value that belong to no position
 
 
-class Scaled(Linear):
-    """A linear map whose output is scaled before its bias comes in."""
+class ScaledLinear(Linear):
+    """A linear map whose output is scaled before its bias is added."""
 
     def __init__(self, inward: int, outward: int, scaling: float | str, bias: bool = False) -> None:
         super().__init__(inward, outward, bias=bias)
@@ -75,15 +83,15 @@ class Scaled(Linear):
         return y if self.bias is None else y + self.bias
 
 
-class Attention(nn.Module):
+class GiddAttention(nn.Module):
     """Every query to every key that is no noisier than itself."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GiddShape) -> None:
         super().__init__()
         self.heads, self.cap = shape.heads, shape.cap
         self.q_norm, self.k_norm = (RMSNorm(shape.width, shape.eps, centred=True) for _ in range(2))
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            Scaled(shape.width, shape.width, shape.scaling) for _ in range(4)
+            ScaledLinear(shape.width, shape.width, shape.scaling) for _ in range(4)
         )
         if shape.sink:
             self.k_bias, self.v_bias = (
@@ -91,7 +99,7 @@ class Attention(nn.Module):
             )
 
     def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None) -> Tensor:
-        """(B, L, width) -> (B, L, width), before the map out of it. One sample at a time: scores are large."""
+        """(B, L, width) -> (B, L, width), before the output map. One sample at a time, as scores take much memory."""
         v = self.v_proj(x)
         q, k = self.q_norm(self.q_proj(x)).to(v.dtype), self.k_norm(self.k_proj(x)).to(v.dtype)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, heads, L, .)
@@ -105,7 +113,8 @@ class Attention(nn.Module):
     def _sample(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         """(heads, L, .) each, and (L, L) where a query may not see a key -> (heads, L, .)."""
         if hasattr(self, "k_bias"):  # a key that all queries see, before the others and at no position
-            k, v = (torch.cat([own.to(v.dtype)[:, None], x], 1) for own, x in ((self.k_bias, k), (self.v_bias, v)))
+            k = torch.cat([self.k_bias.to(v.dtype)[:, None], k], 1)
+            v = torch.cat([self.v_bias.to(v.dtype)[:, None], v], 1)
             hidden = None if hidden is None else nn.functional.pad(hidden, (1, 0))
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(1, 2)
         scores = self.cap * torch.tanh(scores / self.cap)
@@ -114,49 +123,49 @@ class Attention(nn.Module):
         return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-class MLP(nn.Module):
-    """Squared ReLU."""
+class GiddMLP(nn.Module):
+    """Two linear maps with a squared ReLU between them."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GiddShape) -> None:
         super().__init__()
-        self.up_proj = Scaled(shape.width, shape.hidden, shape.scaling, shape.bias)
-        self.down_proj = Scaled(shape.hidden, shape.width, shape.scaling, shape.bias)
+        self.up_proj = ScaledLinear(shape.width, shape.hidden, shape.scaling, shape.bias)
+        self.down_proj = ScaledLinear(shape.hidden, shape.width, shape.scaling, shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Tensor = self.down_proj(self.up_proj(x).relu() ** 2)
         return inner
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class GiddLayer(nn.Module):
+    def __init__(self, shape: GiddShape) -> None:
         super().__init__()
         self.weight = shape.branches / shape.blocks
-        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        self.self_attn, self.mlp = GiddAttention(shape), GiddMLP(shape)
         self.attn_layernorm, self.mlp_layernorm = (RMSNorm(shape.width, shape.eps, centred=True) for _ in range(2))
 
-    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, at: Rows | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions | None) -> Tensor:
         mixed = self.self_attn(self.attn_layernorm(x), rotation, clean)
-        if at is not None:  # from here on nothing mixes positions
-            x, mixed = x[at], mixed[at]
+        if positions is not None:  # nothing after attention mixes positions, so only these go on
+            x, mixed = x[positions], mixed[positions]
         x = x + self.weight * self.self_attn.o_proj(mixed)
         return cast(Tensor, x + self.weight * self.mlp(self.mlp_layernorm(x)))
 
 
-class Network(time_agnostic.Network):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, lambda: Layer(shape), RMSNorm(shape.width, shape.eps, centred=True), shape.base)
+class GiddNetwork(TimeAgnosticNetwork):
+    def __init__(self, shape: GiddShape) -> None:
+        super().__init__(shape, lambda: GiddLayer(shape), RMSNorm(shape.width, shape.eps, centred=True), shape.base)
 
 
-def make(
+def from_folder(
     folder: Path | None = None, *, device: torch.device | str | None = None, precision: str = "float32"
-) -> Timeless:
+) -> TimeAgnostic:
     """A gidd-unif model from a folder as it lies on the hub, in one file or in parts.
 
-    Given tokens are told to it as clean, as prompts were in its training: they see each other and no noise. Labels are
-    not: where every token had a noise level of its own, training let all see all, and what is predicted at a clean
-    position was never trained."""
-    place = model_files.usable_device(device)
-    path, config, state = time_agnostic.open_folder(folder, TAKES, WHAT, ("num_attention_heads", "noise_type"))
+    The model is given the fixed tokens as clean, as prompts were in its training: they see each other and no noise.
+    It is not given committed tokens as clean. In the training runs with a noise level for every token, all tokens saw
+    all, and the prediction at a clean position was never trained."""
+    device = model_files.usable_device(device)
+    path, config, state = time_agnostic.open_folder(folder, FIELDS, WHAT, ("num_attention_heads", "noise_type"))
     low, high = config.get("min_log_snr", -9.0), config.get("max_log_snr", 9.0)
     if not low < high:
         raise LimpetError(
@@ -167,20 +176,20 @@ def make(
             f"{path.parent / 'config.json'} has noise_type {config['noise_type']}, so its noise is in part the mask "
             "token: limpet samples uniform noise alone, as gidd-unif's"
         )
-    shape = shape_of(config, state, path)
+    shape = read_shape(config, state, path)
     mask = config.get("mask_token_id", MASK)
     if mask >= shape.vocab_size:
         raise LimpetError(
             f"{path} has {shape.vocab_size} tokens, and {mask} is no mask: put mask_token_id in config.json"
         )
-    network = time_agnostic.filled(lambda: Network(shape), state, path, WHAT, place, precision)
+    network = time_agnostic.filled_network(lambda: GiddNetwork(shape), state, path, WHAT, device, precision)
     tokenizer, reason = model_files.find_tokenizer(path.parent, shape.vocab_size)
-    return Timeless(
+    return TimeAgnostic(
         network,
         schedule=clipped_snr(low, high),
         scale=float(config.get("head_scaling", 1.0)),
         mask=mask,
-        told_clean="given",
+        clean_tokens="fixed",
         name=str(folder),
         tokenizer=tokenizer,
         precision=precision,
@@ -188,11 +197,10 @@ def make(
     )
 
 
-def shape_of(config: Mapping[str, Any], state: Mapping[str, Unread], path: Path) -> Shape:
-    heads = config["num_attention_heads"]
-    vocab_size, width, hidden, blocks = time_agnostic.sizes_of(state, "mlp.up_proj.weight", heads, path, WHAT)
-    named = {"rms_norm_eps": "eps", "attn_soft_cap": "cap", "resid_scale": "branches", "weight_scaling": "scaling",
-             "rope_theta": "base"}  # fmt: skip
-    told = {field: config[key] for key, field in named.items() if key in config}
+def read_shape(config: Mapping[str, Any], state: Mapping[str, Unread], path: Path) -> GiddShape:
+    """The sizes that the tensors tell, and the numbers that only config.json does."""
+    heads, length = config["num_attention_heads"], config.get("max_position_embeddings", 1024)
+    vocab_size, width, hidden, blocks = time_agnostic.read_sizes(state, heads, path, WHAT)
+    own = {name: config[field] for field, name in OWN_FIELDS.items() if field in config}
     parts = {"bias": "layers.0.mlp.up_proj.bias" in state, "sink": "layers.0.self_attn.k_bias" in state}
-    return Shape(vocab_size, config.get("max_position_embeddings", 1024), width, blocks, heads, hidden, **told, **parts)
+    return GiddShape(vocab_size, length, width, blocks, heads, hidden, **own, **parts)

@@ -1,4 +1,4 @@
-"""The one door to every denoiser: exact sources, built-in models, files, the hub, other packages, a Python file."""
+"""Load a model by name: exact sources, built-in models, files, the hub, other packages, a Python file."""
 
 from __future__ import annotations
 
@@ -25,46 +25,50 @@ def load(
     revision: str | None = None,
     **options: Any,
 ) -> Denoiser:
-    """A model by name: "mini" or another built-in one, "exact:words" or another source whose distribution is known, a folder,
-    a .safetensors or .ckpt file, "owner/name" on the hub, what another package calls a model of its own, or
-    "./my.py:factory" for what a function of that file makes.
+    """Load a model.
 
-    device: a GPU where there is one, unless told. precision: what a network runs in: "float32", "bfloat16", or
-    "float8" for Duo networks, whose largest products are then in float8 and all else as in bfloat16. revision: a
-    commit, branch or tag on the hub. Other options are the family's own: a Duo checkpoint takes weights="raw" for its
-    own weights instead of their running average. An exact source computes in float64 on the CPU whatever they say."""
+    name: a built-in model ("mini"), an exact source ("exact:words"), a folder, a .safetensors or .ckpt file,
+    "owner/name" on the hub, the name of a model of another package, or "./my.py:factory" for a function in a file.
+    device: default: a GPU where there is one.
+    precision: what a network computes in: "float32", "bfloat16", or for Duo networks "float8", in which the largest
+    products are in float8 and all else as in bfloat16. An exact source computes in float64 on the CPU in any case.
+    revision: a commit, branch or tag on the hub.
+    options: those of the model's family. A Duo checkpoint takes weights="raw" for its own weights instead of their
+    running average.
+
+    Returns a Denoiser."""
     text = os.fspath(name)
-    place = model_files.usable_device(device)
+    device = model_files.usable_device(device)
     if text.startswith("exact:"):
-        if told := [*options, *(["revision"] if revision is not None else [])]:
-            raise LimpetError(f"{text} is computed, not read from files: it has no {' or '.join(told)}, leave that out")
+        if unused := [*options, *(["revision"] if revision is not None else [])]:
+            raise LimpetError(f"{text} is not read from files: it has no {' or '.join(unused)}, leave that out")
         return exact_sources.source(text)
-    options |= {"device": place, "precision": precision}
+    options |= {"device": device, "precision": precision}
     in_file = registry.is_file(text) and revision is None
     found = None if in_file else model_files.find(name, revision)
     if found is None:
         offered = registry.installed(GROUP)
         if not in_file and text not in offered:
+            builtin = ", ".join(model_files.builtin_names()) or "none is installed"
             raise LimpetError(
-                f"no model {text!r}: it is neither built in ({', '.join(model_files.builtin_names()) or 'none is installed'})"
-                ", nor a path that exists, nor a hub name like owner/name, nor offered by another package "
-                f"({', '.join(offered) or 'none offers any'})"
+                f"no model {text!r}: it is neither built in ({builtin}), nor a path that exists, nor a hub name like "
+                f"owner/name, nor offered by another package ({', '.join(offered) or 'none offers any'})"
             )
-        return _make(text, registry.find("model", GROUP, {}, text), None, options)
+        return _call_factory(text, registry.find("model", GROUP, {}, text), None, options)
     try:
-        model = _make(text, _family(found.folder), found.path, options)
+        model = _call_factory(text, _family(found.folder), found.path, options)
     except LimpetError as error:
-        if found.origin == "built in" and str(found.folder) in str(error):  # not if something else was asked wrongly
+        if found.origin == "built in" and str(model_files.BUILTIN_FOLDER) in str(error):  # not a wrong option
             raise LimpetError(f"the built-in model {text!r} is damaged: {error}, or install again") from error
         raise
-    with suppress(AttributeError):  # a model may insist on a name of its own
+    with suppress(AttributeError):  # a model may have a name that cannot be set
         model.name = found.name
     model.info = {"source": found.origin, **model.info}
     return model
 
 
 def _family(folder: Path) -> Any:
-    """What makes models of the kind that a folder's config.json names; Duo's where it names none."""
+    """The factory of the model_type that a folder's config.json names. Default: Duo's."""
     kind = model_files.read_config(folder).get("model_type", "duo")
     known = {**registry.installed(GROUP), **model_files.FAMILIES}
     if kind not in known and kind.lower() not in known:
@@ -75,8 +79,8 @@ def _family(folder: Path) -> Any:
     return registry.find("model", GROUP, model_files.FAMILIES, kind if kind in known else kind.lower())
 
 
-def _make(name: str, factory: Any, folder: Path | None, options: dict[str, Any]) -> Denoiser:
-    """What a factory makes, if it is a factory and makes a denoiser."""
+def _call_factory(name: str, factory: Any, folder: Path | None, options: dict[str, Any]) -> Denoiser:
+    """The model that a factory returns. Raises if it is no factory, or returns no denoiser."""
     if not callable(factory):
         raise LimpetError(f"{name} is a {type(factory).__name__}, and a model comes from a function that makes it")
     try:
@@ -91,7 +95,8 @@ def _make(name: str, factory: Any, folder: Path | None, options: dict[str, Any])
     except LimpetError:
         raise
     except Exception as error:
-        raise LimpetError(f"{name} made no model ({registry.said(error, inspect.getmodule(factory))})") from error
+        reason = registry.describe_error(error, getattr(inspect.getmodule(factory), "__file__", None))
+        raise LimpetError(f"{name} made no model ({reason})") from error
     if not isinstance(model, Denoiser):
         raise LimpetError(f"{name} made a {type(model).__name__}, and a model is a limpet.Denoiser: return one")
     check_model(model)

@@ -1,13 +1,14 @@
-"""From a name to its files, and from files to settings, tensors and a tokenizer: nothing here knows a network.
+"""From a name to its files, and from files to settings, tensors and a tokenizer. Nothing here depends on a network.
 
-A name leads to something built in, a folder, a file, or a repository on the hub. What is read there is read with
-suspicion: no pickle is run, sizes are bounded, and whatever does not fit is one sentence."""
+A name is of a built-in model, a folder, a file, or a repository on the hub. The files may be damaged or hostile: no
+pickle is run, sizes are bounded, and whatever does not fit raises one sentence."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -19,57 +20,68 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from limpet.errors import LimpetError, remark
-from limpet.files import opened, write_whole
+from limpet.errors import LimpetError, warn
+from limpet.files import open_regular, write_file
+from limpet.models import tokenizers
 from limpet.models.tensor_files import (
     Unread,
-    held,
+    already_read,
     open_tensors,
     refuse_nonfinite,
     some,
+    unique_keys,
     unpacked,
-    unrepeated,
     write_tensors,
 )
-from limpet.models.tokenizers import BERT_SIZE, GPT2_SIZE, Tokenizer, read_tokenizer
+from limpet.models.tokenizers import BERT_SIZE, GPT2_SIZE, HuggingFaceTokenizer, read_tokenizer
 from limpet.models.torch_checkpoint import Stored, TorchFile
 
 T = TypeVar("T")
-Takes = Mapping[str, tuple[str, Callable[[Any], bool]]]  # of config.json: what each field takes, in words and as a test
+Field = tuple[str, Callable[[Any], bool]]  # what a field of config.json takes, in words and as a test
+Fields = Mapping[str, Field]
 Parameters = Callable[[Mapping[str, Stored]], list[str]]  # names of a network that has these tensors, as it was trained
 
-FAMILIES = {  # what makes a model of a folder, by the model_type of its config.json
-    "duo": "limpet.models.duo:make",
-    "udlm": "limpet.models.duo:make",
-    "sdllm-duo": "limpet.models.duo:make",
-    "gidd": "limpet.models.gidd:make",
-    "sumi": "limpet.models.sumi:make",
-    "diffusion_gemma": "limpet.models.diffusion_gemma:make",
+FAMILIES = {  # what loads a model from a folder, by the model_type of its config.json
+    "duo": "limpet.models.duo:from_folder",
+    "udlm": "limpet.models.duo:from_folder",
+    "sdllm-duo": "limpet.models.duo:from_folder",
+    "gidd": "limpet.models.gidd:from_folder",
+    "sumi": "limpet.models.sumi:from_folder",
+    "diffusion_gemma": "limpet.models.diffusion_gemma:from_folder",
 }
-MINIS = Path(__file__).parent / "builtin"
+BUILTIN_FOLDER = tokenizers.BUILTIN_FOLDER
 PREFIX = re.compile(r"^(?:module\.|model\.|_orig_mod\.|backbone\.)+")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 GPT2 = "GPT-2's", ("openai-community/gpt2", "gpt2")
 BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
-PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # whose tokenizer a model of so many ids has
-FAMILIAR = frozenset(  # of a config.json: sizes, which tensors tell, and what no forward pass depends on
+PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # the public tokenizer of a model with so many ids
+UNUSED = frozenset(  # fields of config.json: sizes, which the tensors tell, and what no forward pass depends on
     "_name_or_path architectures attention_dropout auto_map bos_token_id cond_dim dropout dtype eos_token_id "
     "hidden_dim hidden_size initializer_range intermediate_size mlp_dim model_length model_type n_blocks n_heads "
     "num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
 )
-INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor lies in which
-INDEX_LIMIT = 64 << 20  # bytes of it: names alone, the largest released models' take a few megabytes
-CONFIG = 1 << 20  # bytes of a config.json
-PATIENCE = 8.0  # seconds for the hub to answer before the cache is asked instead
+INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor is in which
+MAX_INDEX = 64 << 20  # bytes; the largest released models' take a few megabytes
+MAX_CONFIG = 1 << 20  # bytes
+HUB_SECONDS = 8.0  # for the hub to answer before the cache is used instead
+
+NUMBER: Field = ("a number above 0", lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max)
+FALSE: Field = ("false", lambda value: value is False)
+TOKEN: Field = ("a token's id or null", lambda value: value is None or (type(value) is int and value >= 0))
+
+
+def whole_number(most: int) -> Field:
+    """A field that takes a whole number from 1."""
+    return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a name led: a folder, or one file in it, and what to call it."""
+    """What a name leads to: a folder, or one file in it."""
 
     name: str
     path: Path
-    origin: str
+    origin: str  # "built in", "folder", "file" or "hub, commit ..."
 
     @property
     def folder(self) -> Path:
@@ -77,13 +89,13 @@ class Found:
 
 
 def usable_device(device: torch.device | str | None) -> torch.device:
-    """The device asked for, if it is there; a GPU where there is one, if none was."""
+    """A device that is there. None stands for a GPU where there is one, and the CPU elsewhere."""
     try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=place)
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=found)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise LimpetError(f"device {str(device)!r} cannot be used here ({str(error).splitlines()[0]})") from error
-    return place
+    return found
 
 
 # Where a name leads
@@ -92,16 +104,17 @@ def usable_device(device: torch.device | str | None) -> torch.device:
 def builtin_names() -> list[str]:
     """The models that come with the package."""
     found = []
-    for folder in sorted(path.parent for path in MINIS.glob("*/config.json")):
+    for folder in sorted(path.parent for path in BUILTIN_FOLDER.glob("*/config.json")):
         with suppress(LimpetError):
             found += [folder.name] if read_config(folder).get("model_type") in FAMILIES else []
     return found
 
 
-def whole_builtin(name: str) -> Path:
-    """The folder of something built in, with all its files there."""
-    folder = MINIS / name
-    missing = [file for file in ("model.safetensors", "config.json", "tokenizer.json") if not (folder / file).is_file()]
+def builtin_folder(name: str) -> Path:
+    """The folder of a built-in model or judge, none of whose files is missing."""
+    folder = BUILTIN_FOLDER / name
+    needed = [folder / "model.safetensors", folder / "config.json", BUILTIN_FOLDER / "tokenizer.json"]
+    missing = [file.name for file in needed if not file.is_file()]
     if missing:
         raise LimpetError(
             f"the built-in {name} lacks {', '.join(missing)}: install limpet again, or name another model"
@@ -110,9 +123,9 @@ def whole_builtin(name: str) -> Path:
 
 
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
-    """Where a name leads: to something built in, else to a path that exists, else to the hub; None for nowhere."""
+    """The files of a built-in model, else of a path that exists, else of a repository on the hub; None for others."""
     text, path = os.fspath(name), Path(name).expanduser()
-    builtin = MINIS / text if re.fullmatch(r"[\w-]+", text) else None
+    builtin = BUILTIN_FOLDER / text if re.fullmatch(r"[\w-]+", text) else None
     is_hub = builtin is None and not path.exists() and path.suffix not in (".ckpt", ".safetensors", ".pt")
     if is_hub and HUB_NAME.fullmatch(text):
         folder = hub_folder(
@@ -122,12 +135,14 @@ def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | N
     if revision is not None:
         raise LimpetError(f"revision {revision!r} is for names on the hub, and {text!r} is not one: leave it out")
     if builtin is not None and builtin.is_dir():
-        return Found(text, whole_builtin(text), "built in")
+        return Found(text, builtin_folder(text), "built in")
     return Found(text, path, "folder" if path.is_dir() else "file") if path.exists() else None
 
 
-def weights_in(path: Path) -> Path:
-    """The one file of weights in a folder, or the index of its parts; a file is its own."""
+def weights_in(path: Path | None, what: str = "a model") -> Path:
+    """The one file of weights in a folder, or the index of its parts. A path of a file is returned as it is."""
+    if path is None:
+        raise LimpetError(f"{what} is read from files: give its folder")
     if not path.is_dir():
         return path
     for pattern in ("model.safetensors", INDEX, "*.safetensors", "*.ckpt"):
@@ -145,14 +160,15 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 def hub_folder(name: str, revision: str | None, needed: tuple[str, ...], wanted: tuple[str, ...] = ()) -> Path:
-    """The local folder of a hub repository at a revision: fetched if the hub answers soon, else as it was cached, with
-    one of the needed files in it."""
+    """The local folder of a hub repository at a revision, with one of the needed files in it.
+
+    It is fetched if the hub answers within HUB_SECONDS, and is otherwise the cached one."""
     import huggingface_hub as hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         api = hub.HfApi()
-        commit = within(PATIENCE, lambda: api.model_info(name, revision=revision, timeout=PATIENCE / 2).sha)
+        commit = call_within(HUB_SECONDS, lambda: api.model_info(name, revision=revision, timeout=HUB_SECONDS / 2).sha)
         return Path(hub.snapshot_download(name, revision=commit, allow_patterns=[*needed, *wanted]))
     except Exception as error:  # which network errors there are depends on the hub library's version
         cached = cached_folder(name, revision, *needed)
@@ -169,17 +185,18 @@ def hub_folder(name: str, revision: str | None, needed: tuple[str, ...], wanted:
 
 
 def cached_folder(name: str, revision: str | None, *needed: str) -> Path | None:
+    """The cached folder of a hub repository, if one of the needed files is in it."""
     import huggingface_hub as hub
 
     try:
         found = [hub.try_to_load_from_cache(name, file, revision=revision) for file in needed]
-    except ValueError:  # no name that the hub could have
+    except ValueError:  # the hub has no such names
         return None
     return next((Path(cached).parent for cached in found if isinstance(cached, str)), None)
 
 
-def within(seconds: float, function: Callable[[], T]) -> T:
-    """The function's value, or TimeoutError: a name server that never answers knows no timeout of its own."""
+def call_within(seconds: float, function: Callable[[], T]) -> T:
+    """The function's value, or TimeoutError. Looking up a host name has no time limit of its own."""
     answer: Future[T] = Future()
 
     def attempt() -> None:
@@ -192,9 +209,10 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     return answer.result(timeout=seconds)
 
 
-def find_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer | None, str]:
-    """The folder's tokenizer, else the public one of a model with its ids; and where it is from, or why there is
-    none."""
+def find_tokenizer(folder: Path, vocab_size: int) -> tuple[HuggingFaceTokenizer | None, str]:
+    """The folder's tokenizer, else the public one of a model with so many ids.
+
+    Also returns where it is from, or why there is none."""
     own = read_tokenizer(folder, vocab_size)
     if own is not None:
         return own, "beside the weights"
@@ -212,27 +230,31 @@ def find_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer | None, str
 # Weights and config
 
 
-def write_folder(folder: Path, config: object, tokenizer: Tokenizer | None, state: Mapping[str, Tensor]) -> None:
-    """What is read below, laid out as on the hub: config.json, tokenizer.json, model.safetensors."""
+def write_folder(
+    folder: Path, config: object, tokenizer: HuggingFaceTokenizer | None, state: Mapping[str, Tensor]
+) -> None:
+    """Write config.json, tokenizer.json and model.safetensors, laid out as on the hub."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LimpetError(f"{folder} could not be written ({error}): name another folder") from error
-    write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    write_file(folder / "config.json", json.dumps(config, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")
     write_tensors(folder / "model.safetensors", state)
 
 
 def read_config(
-    folder: Path, takes: Takes | None = None, what: str = "a model", name: str = "config.json"
+    folder: Path, fields: Fields | None = None, what: str = "a model", name: str = "config.json"
 ) -> dict[str, Any]:
-    """config.json, for what the tensors cannot tell; {} where there is none. A family says what its fields take."""
+    """The settings in a folder's config.json, for what the tensors cannot tell; {} where there is none.
+
+    fields: what each field takes. Fields of config.json that are not among them are warned about."""
     path = folder / name
     try:
         config = {}
         if path.exists():
-            with opened(path, CONFIG) as file:
+            with open_regular(path, MAX_CONFIG) as file:
                 config = json.loads(file.read().decode("utf-8"))
     except LimpetError:
         raise
@@ -240,31 +262,31 @@ def read_config(
         raise LimpetError(f"{path} is not JSON ({error}): fetch or copy it again") from error
     if not isinstance(config, dict):
         raise LimpetError(f"{path} holds a {type(config).__name__}, not a model's settings: fetch or copy it again")
-    strange = (
-        sorted(config.keys() - takes.keys() - FAMILIAR) if takes is not None and path.name == "config.json" else ()
-    )
-    if strange:
-        remark(f"{path} has {some(strange)}, of which {what} here knows nothing: it is read as if that were not there")
-    return checked(
-        config, {"model_type": ("a text", lambda value: isinstance(value, str)), **(takes or {})}, path, what
+    if fields is not None and name == "config.json":
+        strange = sorted(config.keys() - fields.keys() - UNUSED)
+        if strange:
+            warn(f"{path} has {some(strange)}, which {what} does not use here: it is read as if that were not there")
+    return check_fields(
+        config, {"model_type": ("a text", lambda value: isinstance(value, str)), **(fields or {})}, path, what
     )
 
 
-def checked(config: dict[str, Any], takes: Takes, path: Path, what: str) -> dict[str, Any]:
-    """The settings that stand in a file, if each field that it has takes what is there."""
-    for field, (taken, accepts) in takes.items():
+def check_fields(config: dict[str, Any], fields: Fields, path: Path, what: str) -> dict[str, Any]:
+    """The same settings. Raises where a field does not take its value."""
+    for field, (expected, accepts) in fields.items():
         if field in config and not accepts(config[field]):
-            raise LimpetError(f"{path} has {field} {config[field]!r}, and {what} takes {taken}")
+            raise LimpetError(f"{path} has {field} {config[field]!r}, and {what} takes {expected}")
     return config
 
 
 def open_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict[str, Unread], str]:
-    """The tensors of a file, or of the parts that an index lists, under their released names, and which ones they
-    are: of a training checkpoint its running average ("ema"), or its own ("raw")."""
+    """The tensors of a file, or of the parts that an index lists, under their released names, and which they are.
+
+    weights: of a training checkpoint, its running average ("ema") or its own weights ("raw")."""
     if weights not in ("ema", "raw"):
         raise LimpetError(f'weights is "ema" or "raw", not {weights!r}')
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             magic = file.read(4)
     except OSError as error:
         raise LimpetError(f"{path} cannot be read ({error.strerror}): check the path") from error
@@ -277,10 +299,10 @@ def open_weights(path: Path, weights: str, parameters: Parameters) -> tuple[dict
 
 
 def _open_parts(path: Path) -> dict[str, Unread]:
-    """The tensors of all the files that an index names, which are those that it says, each in the file that it says."""
+    """The tensors of all the files that an index names. Each must be in the file that the index says."""
     try:
-        with opened(path, INDEX_LIMIT) as stream:
-            index = json.loads(stream.read().decode("utf-8"), object_pairs_hook=unrepeated)
+        with open_regular(path, MAX_INDEX) as stream:
+            index = json.loads(stream.read().decode("utf-8"), object_pairs_hook=unique_keys)
         listed = index["weight_map"]
         if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError("its weight_map names no files")
@@ -288,10 +310,10 @@ def _open_parts(path: Path) -> dict[str, Unread]:
         raise
     except (ValueError, OSError, RecursionError, LookupError, TypeError) as error:
         raise LimpetError(f"{path} is not an index of parts ({error}): fetch or copy it again") from error
-    homes: dict[str, set[str]] = {}
-    for name, where in listed.items():
-        homes.setdefault(where, set()).add(name)
-    files = sorted(homes)
+    names_in: dict[str, set[str]] = {}
+    for name, file in listed.items():
+        names_in.setdefault(file, set()).add(name)
+    files = sorted(names_in)
     strange = [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]
     if strange:
         raise LimpetError(f"{path} lists {some(strange)}, and a part is a .safetensors file beside the index")
@@ -301,9 +323,9 @@ def _open_parts(path: Path) -> dict[str, Unread]:
     found: dict[str, Unread] = {}
     for file in files:
         part = open_tensors(path.parent / file)
-        astray = sorted(part.keys() ^ homes[file])
-        if astray:
-            raise LimpetError(f"{path} and its part {file} do not agree on {some(astray)}: fetch or copy both again")
+        disputed = sorted(part.keys() ^ names_in[file])
+        if disputed:
+            raise LimpetError(f"{path} and its part {file} do not agree on {some(disputed)}: fetch or copy both again")
         found |= part
     return found
 
@@ -327,10 +349,11 @@ def _open_lightning(path: Path, weights: str, parameters: Parameters) -> tuple[d
             kept = "ema"
         state = file.read(wanted)
     refuse_nonfinite(state, path)
-    return unpacked({name: held(tensor) for name, tensor in state.items()}), kept
+    return unpacked({name: already_read(tensor) for name, tensor in state.items()}), kept
 
 
 def _items(value: Any) -> dict[str, Any]:
+    """A dict, empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,6 +1,6 @@
-"""Sumi (Ye et al., 7B): a Llama-like transformer without time, whose attention may also look at nothing.
+"""Sumi (Ye et al., 7B): a Llama-like transformer that is not given the time, whose attention may look at nothing.
 
-Its softmax has one more in the denominator: a key and a value of zeros, which every query sees, are just that."""
+Its softmax has one more in the denominator. A key and a value of zeros, which every query sees, have that effect."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import model_files, time_agnostic
-from limpet.models.duo import Linear, Rows, rotate
+from limpet.models.model_files import FALSE, NUMBER, Fields, whole_number
+from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, rotate
 from limpet.models.tensor_files import Unread
-from limpet.models.time_agnostic import COUNT, FALSE, NUMBER, RMSNorm, Rotation, Sizes, Timeless
+from limpet.models.time_agnostic import RMSNorm, TimeAgnostic, TimeAgnosticNetwork, TimeAgnosticShape
 
 WHAT = "a Sumi model"
-CANVAS = 2048  # tokens that its own sampler works on, of the 4864 that it has positions for
+CANVAS = 2048  # tokens that the released sampler works on; the model has positions for 4864
 ROPE: dict[str, Callable[[Any], bool]] = {"rope_theta": NUMBER[1], "rope_type": lambda value: value == "default"}
-TAKES: model_files.Takes = {
-    "num_attention_heads": COUNT,
-    "num_key_value_heads": COUNT,
-    "max_position_embeddings": COUNT,
+FIELDS: Fields = {
+    "num_attention_heads": whole_number(MAX_LENGTH),
+    "num_key_value_heads": whole_number(MAX_LENGTH),
+    "max_position_embeddings": whole_number(MAX_LENGTH),
     "rms_norm_eps": NUMBER,
     "rope_theta": NUMBER,
     "hidden_act": ('"silu"', lambda value: value == "silu"),
@@ -42,18 +43,18 @@ TAKES: model_files.Takes = {
 
 
 @dataclass(frozen=True)
-class Shape(Sizes):
-    """Every size of a network, and the numbers that its tensors cannot tell; the defaults are its own config's."""
+class SumiShape(TimeAgnosticShape):
+    """Every size of a network, and the numbers that its tensors cannot tell. The defaults are the released config's."""
 
     groups: int  # key and value heads, each for several heads of queries
     eps: float = 1e-6
     base: float = 10000.0  # of the rotation
 
 
-class Attention(nn.Module):
-    """Every query to every key, and to nothing."""
+class SumiAttention(nn.Module):
+    """Attention of every query to every key, and to a key and a value of zeros."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: SumiShape) -> None:
         super().__init__()
         narrow = shape.width // shape.heads * shape.groups
         self.heads, self.groups = shape.heads, shape.groups
@@ -61,7 +62,7 @@ class Attention(nn.Module):
         self.k_proj, self.v_proj = (Linear(shape.width, narrow, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """(B, L, width) -> (B, L, width), before the map out of it."""
+        """(B, L, width) -> (B, L, width), before the output map."""
         q = rotate(self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *rotation)  # (B, heads, L, .)
         k, v = (part(x).unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (self.k_proj, self.v_proj))
         k, v = (F.pad(part, (0, 0, 0, 1)) for part in (rotate(k, *rotation), v))
@@ -69,10 +70,10 @@ class Attention(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
-class MLP(nn.Module):
-    """A gate of SiLU."""
+class SumiMLP(nn.Module):
+    """An MLP with a SiLU gate."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: SumiShape) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = (Linear(shape.width, shape.hidden, bias=False) for _ in range(2))
         self.down_proj = Linear(shape.hidden, shape.width, bias=False)
@@ -82,38 +83,38 @@ class MLP(nn.Module):
         return inner
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class SumiLayer(nn.Module):
+    def __init__(self, shape: SumiShape) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        self.self_attn, self.mlp = SumiAttention(shape), SumiMLP(shape)
         self.input_layernorm, self.post_attention_layernorm = (RMSNorm(shape.width, shape.eps) for _ in range(2))
 
-    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, at: Rows | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions | None) -> Tensor:
         mixed = self.self_attn(self.input_layernorm(x), rotation)
-        if at is not None:  # from here on nothing mixes positions
-            x, mixed = x[at], mixed[at]
+        if positions is not None:  # nothing after attention mixes positions, so only these go on
+            x, mixed = x[positions], mixed[positions]
         x = x + self.self_attn.o_proj(mixed)
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
 
 
-class Network(time_agnostic.Network):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, lambda: Layer(shape), RMSNorm(shape.width, shape.eps), shape.base)
+class SumiNetwork(TimeAgnosticNetwork):
+    def __init__(self, shape: SumiShape) -> None:
+        super().__init__(shape, lambda: SumiLayer(shape), RMSNorm(shape.width, shape.eps), shape.base)
 
 
-def make(
+def from_folder(
     folder: Path | None = None, *, device: torch.device | str | None = None, precision: str = "float32"
-) -> Timeless:
+) -> TimeAgnostic:
     """A Sumi model from a folder as it lies on the hub, in one file or in parts.
 
-    It is told nothing of which tokens are clean: its network has no door for that. Half of its training gave every
-    token a noise level of its own, so that labels among noise are nothing new to it."""
-    place = model_files.usable_device(device)
-    path, config, state = time_agnostic.open_folder(folder, TAKES, WHAT, ("num_attention_heads",))
-    shape = shape_of(config, state, path)
-    network = time_agnostic.filled(lambda: Network(shape), state, path, WHAT, place, precision)
+    The network has no input for which tokens are clean. In half of its training every token had a noise level of its
+    own, so that committed tokens among noise are like its training data."""
+    device = model_files.usable_device(device)
+    path, config, state = time_agnostic.open_folder(folder, FIELDS, WHAT, ("num_attention_heads",))
+    shape = read_shape(config, state, path)
+    network = time_agnostic.filled_network(lambda: SumiNetwork(shape), state, path, WHAT, device, precision)
     tokenizer, reason = model_files.find_tokenizer(path.parent, shape.vocab_size)
-    return Timeless(
+    return TimeAgnostic(
         network,
         schedule=clipped_snr(),
         name=str(folder),
@@ -123,12 +124,14 @@ def make(
     )
 
 
-def shape_of(config: Mapping[str, Any], state: Mapping[str, Unread], path: Path) -> Shape:
+def read_shape(config: Mapping[str, Any], state: Mapping[str, Unread], path: Path) -> SumiShape:
+    """The sizes that the tensors tell, and the numbers that only config.json does."""
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads", heads)
-    vocab_size, width, hidden, blocks = time_agnostic.sizes_of(state, "mlp.up_proj.weight", heads, path, WHAT)
+    vocab_size, width, hidden, blocks = time_agnostic.read_sizes(state, heads, path, WHAT)
     if heads % groups:
         raise LimpetError(f"{path} has {heads} heads of queries for {groups} of keys, which do not share them evenly")
-    base = config.get("rope_parameters", {}).get("rope_theta", config.get("rope_theta", Shape.base))
+    base = config.get("rope_parameters", {}).get("rope_theta", config.get("rope_theta", SumiShape.base))
     length = min(CANVAS, config.get("max_position_embeddings", CANVAS))
-    return Shape(vocab_size, length, width, blocks, heads, hidden, groups, config.get("rms_norm_eps", Shape.eps), base)
+    eps = config.get("rms_norm_eps", SumiShape.eps)
+    return SumiShape(vocab_size, length, width, blocks, heads, hidden, groups, eps, base)

@@ -1,7 +1,7 @@
-"""Tensors on disk: safetensors read with suspicion, matrices stored small, and a digest of what was read.
+"""Tensors on disk: safetensors files that may be hostile, smaller storage of matrices, and digests.
 
-What a file holds is known before any of it is read (`Unread`); a network then takes its tensors one by one, each in
-its own precision and where it will run. So nothing is ever held twice, however large the model."""
+The names and shapes in a file are known before any tensor is read (`Unread`). A network then takes its tensors one by
+one, each in its own precision and on its device, so that nothing is in memory twice, however large the model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from limpet.errors import LimpetError
-from limpet.files import opened, whole
+from limpet.files import atomic_path, open_regular
 
-HEADER = 4 << 20  # bytes of a safetensors header: room for some ten thousand tensors
-RANK = 8  # dimensions of a tensor
+MAX_HEADER = 4 << 20  # bytes of a safetensors header: room for some ten thousand tensors
+MAX_RANK = 8  # dimensions of a tensor
 SCALE = ".scale"  # an int8 matrix X has its rows' scales beside it, as X.scale
 
 
@@ -35,53 +35,55 @@ DTYPES = {
 
 
 class Unread(NamedTuple):
-    """A tensor that need not have been read yet: what is known of it, and how to get it."""
+    """A tensor that need not have been read yet: its shape and type, and how to read it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], Tensor]
 
 
-def held(tensor: Tensor) -> Unread:
-    """A tensor that is there already."""
+def already_read(tensor: Tensor) -> Unread:
+    """A tensor in memory, as one that can be read."""
     return Unread(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
 
-class Unheaded(Exception):
-    """A safetensors file whose header is none, or absurd."""
+class BadHeader(Exception):
+    """A safetensors file whose header cannot be used."""
 
 
 def read_header(file: IO[bytes]) -> tuple[int, dict[str, Any]]:
-    """Where the tensors' bytes begin, and what is said of each; raises unless that is little, and of few dimensions.
-    All else the library holds against the file's size before it allocates anything: each offset, and each shape."""
+    """Where the tensors' bytes begin, and the header's entry of each.
+
+    Raises for a header that is too large, and for tensors of too many dimensions. The safetensors library compares all
+    else, each offset and each shape, with the file's size before it allocates anything."""
     size = int.from_bytes(file.read(8), "little")
-    if size > HEADER:
-        raise Unheaded(f"its header claims {size} bytes")
+    if size > MAX_HEADER:
+        raise BadHeader(f"its header claims {size} bytes")
     try:
-        tensors = json.loads(file.read(size), object_pairs_hook=unrepeated)
+        tensors = json.loads(file.read(size), object_pairs_hook=unique_keys)
         tensors.pop("__metadata__", None)
         ranks = [len(about["shape"]) for about in tensors.values()]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise Unheaded(f"its header is no list of tensors: {error}") from error
-    if max(ranks, default=0) > RANK:
-        raise Unheaded(f"it has a tensor of {max(ranks)} dimensions")
+        raise BadHeader(f"its header is no list of tensors: {error}") from error
+    if max(ranks, default=0) > MAX_RANK:
+        raise BadHeader(f"it has a tensor of {max(ranks)} dimensions")
     return 8 + size, tensors
 
 
 def open_tensors(path: str | os.PathLike[str]) -> dict[str, Unread]:
-    """Every tensor of a safetensors file; a file that is broken is refused now, NaN and infinity when they are read.
+    """Every tensor of a safetensors file. A broken file is refused now, NaN and infinity when a tensor is read.
 
-    Bytes are copied out of the file and never mapped: a mapped file counts as memory beside its copy, and one that
-    someone rewrites in place would change the model under its digest."""
+    Bytes are copied out of the file and not mapped. A mapped file counts as memory beside its copy, and if somebody
+    rewrote it in place the model would change under its digest."""
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             begin, header = read_header(file)
-        with safe_open(path, framework="pt"):  # the library holds every offset against its shape and the file's size
+        with safe_open(path, framework="pt"):  # the library checks the header
             pass
         return {name: _unread(path, name, begin, **about) for name, about in header.items()}
     except LimpetError:
         raise
-    except (SafetensorError, OSError, Unheaded, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, BadHeader, ValueError, TypeError) as error:
         raise LimpetError(f"{path} is not a whole safetensors file ({error}): fetch or copy it again") from error
 
 
@@ -97,11 +99,11 @@ def _unread(
 
 
 def _read(path: str | os.PathLike[str], name: str, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The tensor whose bytes begin there, if they are all there and numbers."""
+    """The tensor whose bytes begin at `begin`. Raises if some are missing, NaN or infinite."""
     tensor = torch.empty(shape, dtype=dtype)
     rest = tensor.reshape(-1).view(torch.uint8).numpy().data
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             file.seek(begin)
             while rest and (count := file.readinto(rest)):
                 rest = rest[count:]
@@ -113,22 +115,22 @@ def _read(path: str | os.PathLike[str], name: str, begin: int, shape: tuple[int,
     return tensor
 
 
-def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, unless it says anything twice."""
-    said = dict(pairs)
-    if len(said) < len(pairs):
-        often = Counter(name for name, _ in pairs)
-        raise ValueError(f"it says {often.most_common(1)[0][0]} twice")
-    return said
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. Raises if it has a key twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"it says {counts.most_common(1)[0][0]} twice")
+    return found
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, as stored; a file that is broken, or holds NaN or infinity, is refused."""
+    """Every tensor of a safetensors file, as stored. Raises for a file that is broken, or holds NaN or infinity."""
     return {name: unread.read() for name, unread in open_tensors(path).items()}
 
 
 def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str], stored: str = "") -> None:
-    """Raise for what is no number; `stored` names the type that a file's finite numbers were brought to."""
+    """Raise for NaN or infinity. `stored` names the type that a file's numbers were converted to, if they were."""
     bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not _finite(tensor)]
     if bad and stored:
         raise LimpetError(f"{path} holds numbers too large for {stored} in {some(bad)}: use another precision or model")
@@ -137,29 +139,29 @@ def refuse_nonfinite(state: Mapping[str, Tensor], path: str | os.PathLike[str], 
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Whether all are numbers; without a tensor of answers, as the extremes tell: both are NaN where one is."""
+    """Whether no number is NaN or infinite. The extremes tell: both are NaN if any number is."""
     return not tensor.numel() or all(extreme.isfinite() for extreme in tensor.aminmax())
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, str] = {"format": "pt"}) -> None:
-    """A safetensors file that appears whole or not at all; what it is about stands in its metadata."""
+    """Write a safetensors file that appears whole or not at all, with `about` as its metadata."""
     try:
-        with whole(path) as partial:
+        with atomic_path(path) as partial:
             tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-            if partial == path:  # a pipe or a device, whose place the library would take
+            if partial == path:  # a pipe or a device, which the library would replace with a file
                 partial.write_bytes(save(tensors, dict(about)))
             else:
                 save_file(tensors, partial, dict(about))
-                partial.chmod(0o644)  # safetensors makes it the owner's alone
+                partial.chmod(0o644)  # safetensors lets the owner alone read it
     except (SafetensorError, OSError) as error:
         raise LimpetError(f"{path} could not be written ({error}): free some space or name another folder") from error
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix as int8 times one float32 scale a row; all else as it is.
+    """Each matrix as int8 times one float32 scale for each row. All else stays as it is.
 
-    Scales keep 16 bits of mantissa, so that scale times int8 is exact in float32 and packing what was unpacked
-    gives back the same bits."""
+    Scales keep 16 bits of mantissa, so that scale times int8 is exact in float32, and packing an unpacked matrix gives
+    back the same bits."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.dim() != 2 or not tensor.is_floating_point():
@@ -173,7 +175,7 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpacked(state: Mapping[str, Unread]) -> dict[str, Unread]:
-    """The inverse of every storage: int8 rows times their scales, and any other float, as they are read."""
+    """The inverse of every storage: an int8 matrix is multiplied by its scales when it is read."""
     packed = [name for name, one in state.items() if one.dtype == torch.int8 and name + SCALE in state]
     plain = {name: one for name, one in state.items() if name.removesuffix(SCALE) not in packed}
     for name in packed:
@@ -189,9 +191,10 @@ def _scaled(matrix: Unread, scale: Unread) -> Tensor:
 
 
 def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same for tensors that are there, floats as float32."""
-    read = {name: one.read() for name, one in unpacked({name: held(one) for name, one in state.items()}).items()}
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in read.items()}
+    """The same for tensors in memory, with floats as float32."""
+    read = {name: already_read(tensor) for name, tensor in state.items()}
+    tensors = {name: one.read() for name, one in unpacked(read).items()}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
@@ -204,10 +207,10 @@ STORAGES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
 def fill(
     network: nn.Module, state: Mapping[str, Unread], path: Path, what: str, device: torch.device | None = None
 ) -> None:
-    """Give a network, laid out without memory, every one of its tensors and none else, or say what does not fit.
+    """Give a network that is laid out without memory every one of its tensors. Raises if any does not fit.
 
-    Each is read when its turn comes, in the network's precision and onto the device. What the network computes itself,
-    the frequencies of its rotation, a file need not hold; but if it does, they are those."""
+    They are read one after the other, in the network's precision and onto the device. The frequencies of the rotation,
+    which the network computes itself, need not be in a file. If they are, they must be the same."""
     own, expected = dict(network.named_buffers()), network.state_dict()
     misfits = {"missing": sorted(expected.keys() - state - own.keys()), "unexpected": sorted(state.keys() - expected)}
     misfits["misshapen"] = [
@@ -218,8 +221,8 @@ def fill(
     if any(misfits.values()):
         listed = "; ".join(f"{kind}: {some(names)}" for kind, names in misfits.items() if names)
         raise LimpetError(f"{path} does not fit {what} ({listed})")
-    told = [name for name in own if name in state]
-    if not all(torch.allclose(state[name].read().to(own[name]), own[name], rtol=1e-2) for name in told):
+    stored = [name for name in own if name in state]
+    if not all(torch.allclose(state[name].read().to(own[name]), own[name], rtol=1e-2) for name in stored):
         raise LimpetError(f"{path} turns its queries and keys by other frequencies than {what}: it is another model")
     taken = {}
     for name, tensor in expected.items():
@@ -231,7 +234,7 @@ def fill(
 
 
 def digest_of(state: Mapping[str, Tensor], facts: Mapping[str, object] | None = None) -> str:
-    """SHA-256 of the facts that tensors cannot tell, and of each tensor's name, dtype, shape and bytes, by name."""
+    """SHA-256 of `facts`, which the tensors cannot tell, and of each tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(dict(facts or {}), sort_keys=True).encode())
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -241,6 +244,6 @@ def digest_of(state: Mapping[str, Tensor], facts: Mapping[str, object] | None = 
 
 
 def some(names: list[str], shown: int = 6) -> str:
-    """A list for a sentence: the first few, and how many more."""
+    """Names for a sentence: the first few, and how many more there are."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

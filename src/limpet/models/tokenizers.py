@@ -1,4 +1,4 @@
-"""Text to ids and back: a folder's own tokenizer, or the public one that a released checkpoint was trained with."""
+"""Text to ids and back: the tokenizer of a folder, read with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from limpet.errors import LimpetError
-from limpet.files import opened, write_whole
+from limpet.files import open_regular, write_file
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
-LARGEST = 64 << 20  # bytes of a tokenizer's file
-TEMPLATE = 1 << 20  # of a chat template
-GROWTH = 4096  # letters that may come of one
-GPT2_SIZE = 50257  # its own ids; the released Duo has one more, [PAD]
+MAX_FILE = 64 << 20  # bytes of a tokenizer's file
+MAX_TEMPLATE = 1 << 20  # bytes of a chat template
+MAX_GROWTH = 4096  # letters that the rules of a tokenizer may make of one
+GPT2_SIZE = 50257  # ids of GPT-2's tokenizer; the released Duo has one more, [PAD]
 BERT_SIZE = 30522  # ids of bert-base-uncased, which UDLM was trained with
-GPT2_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # one pair of files, under its two names
+GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # the same two files under other names
+BUILTIN_FOLDER = Path(__file__).parent / "builtin"  # its models share one tokenizer, which is beside their folders
 
 
-class Tokenizer:
-    """Ids below `vocab_size`; `special` has the ids of "eos", "pad" and "mask" where there are such.
+class HuggingFaceTokenizer:
+    """A tokenizer of the tokenizers library, with ids below `vocab_size`.
 
-    The pad, and any id that the model has and the text does not, decodes to nothing; `silent` counts them."""
+    `special` has the ids of "eos", "pad" and "mask" where there are such. The padding token, and ids that only the
+    model has, decode to nothing. `silent` counts them."""
 
     def __init__(self, tokens: tokenizers.Tokenizer, vocab_size: int | None = None) -> None:
         tokens.no_padding()
@@ -48,54 +50,58 @@ class Tokenizer:
         pads = [known[token] for token in PADS if token in known]
         masks = [known[token] for token in MASKS if token in known]
         if not pads and self.vocab_size == self._known + 1:
-            pads = [self._known]  # the released models' [PAD]: one id after the tokenizer's own
+            pads = [self._known]  # the released models have [PAD] after the tokenizer's ids
         self.special = {name: ids[0] for name, ids in {"eos": ends, "pad": pads, "mask": masks}.items() if ids}
 
     @cached_property
     def digest(self) -> str:
-        """Of all its ids and what each is written as, and of how they are put together."""
+        """A digest of all ids, of the text of each, and of how the texts are joined."""
         decoder = type(self._tokens.decoder).__name__
         vocabulary = sorted(self._tokens.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         return hashlib.sha256(json.dumps([decoder, vocabulary]).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise LimpetError("the text holds bytes that are not UTF-8: save or type it as UTF-8")
-        with _answerable("the tokenizer cannot read a text", "put another beside the model"):
+        with _library_errors("the tokenizer cannot encode a text", "put another beside the model"):
             return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        heard = [i for i in map(int, ids) if not self._is_silent(i)]
-        with _answerable("the tokenizer cannot write a text", "put another beside the model"):
-            return self._tokens.decode(heard, skip_special_tokens=False)
+        """The text of ids, without those that decode to nothing."""
+        written = [i for i in map(int, ids) if not self._is_silent(i)]
+        with _library_errors("the tokenizer cannot decode tokens", "put another beside the model"):
+            return self._tokens.decode(written, skip_special_tokens=False)
 
-    def written(self, token: int) -> str:
-        """What one id is written as; nothing where it has no text."""
+    def token_text(self, token: int) -> str:
+        """The text of one id, empty where it has none."""
         return self._tokens.id_to_token(token) or ""
 
     def silent(self, ids: Iterable[int]) -> int:
-        """How many of these ids leave no trace in the text."""
+        """How many of these ids decode to nothing."""
         return sum(self._is_silent(int(i)) for i in ids)
 
     def save(self, path: Path) -> None:
-        write_whole(path, self._tokens.to_str(pretty=True))
+        """Write tokenizer.json."""
+        write_file(path, self._tokens.to_str(pretty=True))
 
     def _is_silent(self, token: int) -> bool:
         return token >= self._known or token == self.special.get("pad")
 
 
-def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer | None:
-    """The tokenizer that lies in a folder, as tokenizer.json or as GPT-2's pair of files; None where there is none."""
-    pair = next((pair for pair in GPT2_PAIRS if all((folder / name).exists() for name in pair)), None)
-    with _answerable(f"the tokenizer in {folder} cannot be read", "fetch or copy it again"):
+def read_tokenizer(folder: Path, vocab_size: int | None = None) -> HuggingFaceTokenizer | None:
+    """The tokenizer in a folder, from tokenizer.json or GPT-2's two files. None where there is none."""
+    folder = BUILTIN_FOLDER if folder.parent == BUILTIN_FOLDER else folder
+    pair = next((pair for pair in GPT2_FILES if all((folder / name).exists() for name in pair)), None)
+    with _library_errors(f"the tokenizer in {folder} cannot be read", "fetch or copy it again"):
         if (folder / "tokenizer.json").exists():
-            with opened(folder / "tokenizer.json", LARGEST) as file:
+            with open_regular(folder / "tokenizer.json", MAX_FILE) as file:
                 text = file.read().decode("utf-8")
             _check_growth(json.loads(text))
             tokens = tokenizers.Tokenizer.from_str(text)
         elif pair is not None:
             for name in pair:
-                with opened(folder / name, LARGEST):
+                with open_regular(folder / name, MAX_FILE):
                     pass
             tokens = tokenizers.Tokenizer(models.BPE.from_file(*(str(folder / name) for name in pair)))
             tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,20 +109,20 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer | N
             tokens.add_special_tokens([ENDS[0]])
         else:
             return None
-        return Tokenizer(tokens, vocab_size)
+        return HuggingFaceTokenizer(tokens, vocab_size)
 
 
 def read_template(folder: Path) -> str | None:
-    """How a conversation is written for a model, in Jinja's language, from a folder; None where it does not say."""
+    """The chat template in a folder, which writes a conversation as text for the model. None where there is none."""
     try:
         if (folder / "chat_template.jinja").exists():
-            with opened(folder / "chat_template.jinja", TEMPLATE) as file:
+            with open_regular(folder / "chat_template.jinja", MAX_TEMPLATE) as file:
                 return file.read().decode("utf-8")
         if (folder / "tokenizer_config.json").exists():
-            with opened(folder / "tokenizer_config.json", LARGEST) as file:
+            with open_regular(folder / "tokenizer_config.json", MAX_FILE) as file:
                 about = json.loads(file.read().decode("utf-8"))
-            said = about.get("chat_template") if isinstance(about, dict) else None
-            return said if isinstance(said, str) and len(said) <= TEMPLATE else None
+            template = about.get("chat_template") if isinstance(about, dict) else None
+            return template if isinstance(template, str) and len(template) <= MAX_TEMPLATE else None
     except (ValueError, OSError, RecursionError) as error:
         if isinstance(error, LimpetError):
             raise
@@ -125,20 +131,20 @@ def read_template(folder: Path) -> str | None:
 
 
 @contextmanager
-def _answerable(what: str, mend: str) -> Iterator[None]:
-    """What the library raises, as a sentence: it has no exception of its own, and where it panics it raises one that is
-    no Exception."""
+def _library_errors(what: str, advice: str) -> Iterator[None]:
+    """Raise the library's errors as LimpetErrors. It has no exception class of its own, and what it raises when it
+    panics is no Exception."""
     try:
         yield
     except (LimpetError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise LimpetError(f"{what} ({error}): {mend}") from error
+        raise LimpetError(f"{what} ({error}): {advice}") from error
 
 
 def _check_growth(about: Any) -> None:
-    """Raise where rules that put long texts in the place of short ones, one after the other, could make a letter
-    into megabytes: the library would do so."""
+    """Raise where rules that replace short texts by long ones, one after the other, could make megabytes of a letter.
+    The library would apply them."""
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         grown, waiting = 1, [about.get(part)]
         while waiting:
@@ -149,5 +155,5 @@ def _check_growth(about: Any) -> None:
                 waiting += [value for value in node.values() if isinstance(value, (dict, list))]
                 added = [node[key] for key in ("content", "prepend", "replacement") if isinstance(node.get(key), str)]
                 grown *= max([1, *map(len, added)])
-                if grown > GROWTH:
-                    raise LimpetError(f"a tokenizer whose {part} makes more than {GROWTH} letters of one is refused")
+                if grown > MAX_GROWTH:
+                    raise LimpetError(f"a tokenizer whose {part} makes over {MAX_GROWTH} letters of one is refused")

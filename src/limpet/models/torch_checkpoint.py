@@ -1,8 +1,7 @@
-"""Torch's zip files (.ckpt, .pt) read as data: the pickle inside is walked, never run.
+"""Torch's zip files (.ckpt, .pt) read as data: the pickle inside is interpreted, and no code of it is run.
 
-A pickle is a program that may name any function and call it. Here its instructions drive a small machine that knows
-numbers, strings, containers and tensors; anything else they name is `Inert`, and calling or filling it does nothing.
-"""
+A pickle is a program that may name any function and call it. Here its instructions only create numbers, strings,
+containers and tensors. Anything else they name becomes `Inert`, and calling or filling it does nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +20,11 @@ from torch import Tensor
 
 from limpet.errors import LimpetError
 
-PICKLE_LIMIT = 64 << 20  # bytes of pickle: names and settings alone, a Lightning file's takes a few megabytes
-RANK, SIDE = 8, 1 << 48  # more dimensions, or elements along one or between two, than any tensor has
-NAME = 200  # characters of a class or function, or of a storage's key: a longer one is none that is sought here
+MAX_PICKLE = 64 << 20  # bytes; a Lightning file's pickle, names and settings alone, takes a few megabytes
+MAX_INSTRUCTIONS = 2_000_000  # of a pickle; each may take 64 bytes of memory, and a Lightning file has some 10,000
+MAX_RANK = 8  # dimensions of a tensor
+MAX_SIDE = 1 << 48  # elements along a dimension, or between two
+MAX_NAME = 200  # characters of a class or function, or of a storage's key, that is looked for here
 
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Bool")
 DTYPES: dict[str, torch.dtype] = {f"torch.{kind}Storage": getattr(torch, kind.lower()) for kind in KINDS}
@@ -32,14 +33,14 @@ DTYPES |= {"torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8}
 
 @dataclass(frozen=True, eq=False)
 class Inert:
-    """Something the file names, and nothing more."""
+    """Something that the file names and that is not created."""
 
     name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Where a tensor's bytes lie: the zip entry data/KEY."""
+    """The bytes of a tensor: the zip entry data/KEY."""
 
     key: str
     dtype: torch.dtype
@@ -64,24 +65,24 @@ class Stored:
 
 
 def _storage(identity: Any) -> Storage | Inert:
-    """A pickle's word for bytes kept elsewhere in the zip: ("storage", type, key, device, elements)."""
+    """What stands for bytes elsewhere in the zip: ("storage", type, key, device, elements)."""
     match identity:
-        case (_, Inert(kind), str(key), *_) if kind in DTYPES and len(key) <= NAME:
+        case (_, Inert(kind), str(key), *_) if kind in DTYPES and len(key) <= MAX_NAME:
             return Storage(key, DTYPES[kind])
     return Inert()
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    """What a call in the pickle yields: an empty dict, a tensor, or nothing that can act."""
+    """The result of a call in the pickle: an empty dict, a tensor, or something inert."""
     match function, arguments:
         case Inert("collections.OrderedDict"), ():
             return {}
         case Inert("torch._utils._rebuild_tensor_v2"), (
             Storage() as storage, int(offset), tuple(shape), tuple(stride), *_
         ):  # fmt: skip
-            if len(shape) > RANK or len(shape) != len(stride):
+            if len(shape) > MAX_RANK or len(shape) != len(stride):
                 raise ValueError(f"a tensor has {len(shape)} sizes and {len(stride)} strides")
-            if not all(type(size) is int and 0 <= size < SIDE for size in (*shape, *stride, offset)):
+            if not all(type(size) is int and 0 <= size < MAX_SIDE for size in (*shape, *stride, offset)):
                 raise ValueError("a tensor has a size that is negative or absurd")
             return Stored(storage, offset, shape, stride)
         case Inert("torch._utils._rebuild_parameter"), (Stored() as stored, *_):
@@ -90,85 +91,98 @@ def _call(function: Any, arguments: Any) -> Any:
 
 
 def _named(items: list[Any]) -> dict[str, Any]:
-    """Keys and values in turn as a dict. Text keys alone: nothing sought here has others, and hashing what a stranger
-    nested can overflow the stack."""
+    """Alternating keys and values as a dict of those with text keys.
+
+    Nothing that is read here has other keys, and hashing a deeply nested one can overflow the stack."""
     return {key: value for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str}
 
 
-def walk_pickle(data: bytes | bytearray) -> Any:
+def read_pickle(data: bytes | bytearray) -> Any:
     """The value that a pickle describes, with every class and function in it inert.
 
-    The standard library knows of each instruction what it takes off the stack and whether it puts something there."""
+    pickletools knows what each instruction takes off the stack and whether it puts something there."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    value: Any = None
     argument: Any
-    made: Any = None
-    for opcode, argument, _ in pickletools.genops(bytes(data)):
-        before, after = opcode.stack_before, opcode.stack_after
-        since_mark = markobject in before  # and what stands below the mark, if it takes that too
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(bytes(data))):
+        if count >= MAX_INSTRUCTIONS:
+            raise ValueError(f"its pickle has more than {MAX_INSTRUCTIONS} instructions")
+        name, before, after = opcode.name, opcode.stack_before, opcode.stack_after
+        since_mark = markobject in before  # and what is below the mark, if the instruction takes that too
         start = marks.pop() - before.index(markobject) if since_mark else len(stack) - len(before)
         if start < 0:
             raise ValueError("its pickle takes more than it has")
         taken = stack[start:]
         del stack[start:]
-        match opcode.name:
-            case "MARK":
-                marks.append(len(stack))
-                continue
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                memo[int(argument)] = stack[-1]
-            case "MEMOIZE":
-                made = memo[len(memo)] = taken[0]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                made = memo[int(argument)]
-            case "DUP":
-                (made,) = taken
-                stack.append(made)
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                made = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name]
-            case "EMPTY_LIST" | "EMPTY_SET" | "LIST" | "FROZENSET":
-                made = taken
-            case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                made = tuple(taken)
-            case "EMPTY_DICT" | "DICT":
-                made = _named(taken)
-            case "APPEND" | "APPENDS" | "ADDITEMS":
-                made, *items = taken
-                if isinstance(made, list):
-                    made.extend(items)
-            case "SETITEM" | "SETITEMS":
-                made, *items = taken
-                if isinstance(made, dict):
-                    made.update(_named(items))
-            case "GLOBAL":
-                made = Inert(argument.replace(" ", "."))
-            case "STACK_GLOBAL":
-                short = all(type(part) is str and len(part) <= NAME for part in taken)
-                made = Inert(".".join(taken) if short else "")
-            case "REDUCE":
-                made = _call(*taken)
-            case "BINPERSID":
-                made = _storage(*taken)
-            case "BUILD" | "STOP":  # a state is dropped; what it was for stays as it was
-                made = taken[0]
-            case "NEXT_BUFFER" | "READONLY_BUFFER":
-                raise ValueError("its pickle keeps buffers outside the file")
-            case _:  # a number, text or bytes, which the instruction carries; or an object of a class
-                made = Inert() if anyobject in after else argument
-        if after:
-            stack.append(made)
-    return made
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            memo[int(argument)] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = taken[0]
+            stack.append(taken[0])
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument)])
+        elif name == "DUP":
+            stack += taken * 2
+        else:
+            value = _value(name, argument, taken, anyobject in after)
+            if after:
+                stack.append(value)
+    return value
+
+
+def _value(name: str, argument: Any, taken: list[Any], is_object: bool) -> Any:
+    """What an instruction puts on the stack, from its argument and from what it took off the stack.
+
+    is_object: whether it may create an object of a class."""
+    match name:
+        case "NONE" | "NEWTRUE" | "NEWFALSE":
+            return {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name]
+        case "EMPTY_LIST" | "EMPTY_SET" | "LIST" | "FROZENSET":
+            return taken
+        case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+            return tuple(taken)
+        case "EMPTY_DICT" | "DICT":
+            return _named(taken)
+        case "APPEND" | "APPENDS" | "ADDITEMS" | "SETITEM" | "SETITEMS":
+            return _filled(taken[0], taken[1:], name)
+        case "GLOBAL":
+            return Inert(argument.replace(" ", "."))
+        case "STACK_GLOBAL":
+            short = all(type(part) is str and len(part) <= MAX_NAME for part in taken)
+            return Inert(".".join(taken) if short else "")
+        case "REDUCE":
+            return _call(*taken)
+        case "BINPERSID":
+            return _storage(*taken)
+        case "BUILD" | "STOP":  # the state of an object is dropped
+            return taken[0]
+        case "NEXT_BUFFER" | "READONLY_BUFFER":
+            raise ValueError("its pickle keeps buffers outside the file")
+    return Inert() if is_object else argument  # an object of a class; or a number, text or bytes
+
+
+def _filled(container: Any, items: list[Any], name: str) -> Any:
+    """A container with more items, if it is one of the kind that the instruction fills."""
+    if name.startswith("SETITEM"):
+        if isinstance(container, dict):
+            container.update(_named(items))
+    elif isinstance(container, list):
+        container.extend(items)
+    return container
 
 
 class TorchFile:
-    """An open torch zip file: `tree` is what was saved, with `Stored` for each tensor; `read` fetches some of them."""
+    """An open torch zip file: `tree` is what was saved, with a `Stored` for each tensor, and `read` reads some."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             try:
-                self._zip = opened.enter_context(zipfile.ZipFile(path))
+                self._zip = stack.enter_context(zipfile.ZipFile(path))
                 self._size = os.path.getsize(path)
                 self._entries = {entry.filename: entry for entry in self._zip.infolist()}
                 roots = [name.removesuffix("data.pkl") for name in self._entries if name.endswith("/data.pkl")]
@@ -177,10 +191,10 @@ class TorchFile:
                 self._root = roots[0]
                 if self._root + "byteorder" in self._entries and self._bytes("byteorder", 16) != b"little":
                     raise ValueError("it was written on a big-endian machine")
-                self.tree = walk_pickle(self._bytes("data.pkl", PICKLE_LIMIT))
-            except Exception as error:  # whatever goes wrong while a stranger's file is taken apart is the file's doing
+                self.tree = read_pickle(self._bytes("data.pkl", MAX_PICKLE))
+            except Exception as error:  # whatever goes wrong, the file caused it
                 raise self._broken(error) from error
-            opened.pop_all()  # it stays open
+            stack.pop_all()  # the file stays open
 
     def __enter__(self) -> TorchFile:
         return self
@@ -189,7 +203,7 @@ class TorchFile:
         self._zip.close()
 
     def read(self, wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
-        """The wanted tensors, each in memory of its own, and together no larger than the file."""
+        """The wanted tensors, each in memory of its own. Raises if they are together larger than the file."""
         if sum(stored.bytes for stored in wanted.values()) > self._size:
             raise self._broken("its tensors claim more bytes than it has")
         by_storage: dict[str, dict[str, Stored]] = {}
@@ -205,16 +219,16 @@ class TorchFile:
         return {name: read[name] for name in wanted}
 
     def _tensor(self, stored: Stored, data: bytearray, alone: bool) -> Tensor:
-        """A tensor in memory of its own: that of its storage, if it is all of it and no other's."""
+        """A tensor in memory of its own: that of its storage, if no other tensor is in it."""
         if stored.elements == 0:
             return torch.empty(stored.shape, dtype=stored.storage.dtype)
-        held = len(data) // stored.storage.dtype.itemsize
+        available = len(data) // stored.storage.dtype.itemsize
         last = stored.offset + sum((n - 1) * step for n, step in zip(stored.shape, stored.stride, strict=True))
-        if last >= held or stored.elements > held:
+        if last >= available or stored.elements > available:
             raise ValueError("a tensor reaches beyond its bytes")
-        flat = torch.frombuffer(data, dtype=stored.storage.dtype, count=held)
+        flat = torch.frombuffer(data, dtype=stored.storage.dtype, count=available)
         view = flat.as_strided(stored.shape, stored.stride, stored.offset)
-        return view if alone and view.is_contiguous() and stored.elements == held else view.contiguous().clone()
+        return view if alone and view.is_contiguous() and stored.elements == available else view.contiguous().clone()
 
     def _bytes(self, name: str, limit: int) -> bytearray:
         entry = self._entries.get(self._root + name)

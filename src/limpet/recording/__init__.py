@@ -1,4 +1,4 @@
-"""See it happen: a sample's path as a trajectory, shown in the terminal, on a page, and in the playground."""
+"""Trajectories of samples: recorded to files, shown in the terminal, on a page and in the playground."""
 
 from limpet.recording.page import inline
 from limpet.recording.trajectory import Frame, Header, Trajectory, follow, record

@@ -1,7 +1,7 @@
-"""The page: one template with its style and script inline, for files that are embedded and for the playground.
+"""Pages: one HTML template with its style and script inline, for self-contained files and for the playground.
 
-Whatever is put in is escaped for where it stands, and the page's own security policy names the hash of its script and
-of its style: nothing else runs, and a self-contained page cannot reach a network at all."""
+What is filled in is escaped for its place. The page's security policy names the hashes of its script and its style, so
+nothing else runs, and a self-contained page can reach no network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from limpet import samplers
-from limpet import style as looks
 from limpet.html import for_script, framed, hashed
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Mend, Native, params
+from limpet.style import sheet
 
 
 def asset(name: str, package: str = "limpet.recording") -> str:
@@ -23,21 +23,20 @@ def asset(name: str, package: str = "limpet.recording") -> str:
     return resources.files(package).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def words() -> dict[str, str]:
-    """What the samplers with a colour of their own are, each in one line."""
-    known, native = {"native": Native, "crs": CRS, "mend": Mend}, params(Native)
-    said = {name: samplers.words(kind) for name, kind in known.items()}
-    return {**said, "top-p": native["top_p"].words, "calls": native["nfe"].words}
+def descriptions() -> dict[str, str]:
+    """One line on each sampler that has a colour of its own, on top-p and on network calls: texts of tooltips."""
+    native = params(Native)
+    known = {name: samplers.describe(kind) for name, kind in (("native", Native), ("crs", CRS), ("mend", Mend))}
+    return {**known, "top-p": native["top_p"].help, "calls": native["nfe"].help}
 
 
 def self_contained(trajectories: list[Trajectory], title: str | None = None) -> str:
-    """One HTML page with the trajectories inside."""
+    """One HTML page that shows trajectories side by side. title: its heading (default: the models' names)."""
     models = ", ".join(dict.fromkeys(trajectory.header.model for trajectory in trajectories))
     files = [base64.b64encode(trajectory.to_bytes()).decode() for trajectory in trajectories]
-    title = title or f"{models}: a sample comes into being"
-    lead = " · ".join(trajectory.header.arm for trajectory in trajectories)
-    data = {"files": files, "words": words()}
-    return fill(title, lead, data, asset("open.js"), connect="'none'")[0]
+    subtitle = " · ".join(trajectory.header.name for trajectory in trajectories)
+    data = {"files": files, "descriptions": descriptions()}
+    return fill(title or f"{models}: sampling step by step", subtitle, data, asset("open.js"), connect="'none'")[0]
 
 
 class Inline(NamedTuple):
@@ -53,26 +52,30 @@ class Inline(NamedTuple):
 
 
 def inline(*trajectories: Trajectory, title: str | None = None) -> Inline:
-    """Trajectories side by side, for a notebook."""
+    """The page of some trajectories, for a notebook."""
     return Inline(self_contained(list(trajectories), title))
 
 
-def fill(title: str, lead: str, data: Any, opening: str, *, connect: str, form: str = "") -> tuple[str, str]:
-    """The page, and the policy that stands in it: a server says it in a header too. `opening` is the script
-    that gives the viewer the data."""
-    style, script = looks.sheet() + asset("viewer.css"), asset("viewer.js") + opening
+def fill(
+    title: str, subtitle: str, data: Any, page_script: str, *, connect: str, form: str = ""
+) -> tuple[str, str]:  # fmt: skip
+    """The page and its security policy, which a server also sends as a header.
+
+    data: what the script reads, as JSON. page_script: runs after the viewer's script. connect: what the page may
+    connect to. form: HTML above the viewer."""
+    style, script = sheet() + asset("viewer.css"), asset("viewer.js") + page_script
     csp = (
         f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-    said = {name: html.escape(text) for name, text in words().items()}
+    tips = {name: html.escape(text) for name, text in descriptions().items()}
     parts = {
-        "title": html.escape(title), "lead": html.escape(lead), "csp": html.escape(csp), "style": style,
-        "script": script, "form": _put(form, said), "data": for_script(data), **said,
+        "title": html.escape(title), "subtitle": html.escape(subtitle), "csp": html.escape(csp), "style": style,
+        "script": script, "form": _substitute(form, tips), "data": for_script(data), **tips,
     }  # fmt: skip
-    return _put(asset("page.html"), parts), csp
+    return _substitute(asset("page.html"), parts), csp
 
 
-def _put(template: str, parts: dict[str, str]) -> str:
-    """In one pass, so that what is put in is never itself filled."""
+def _substitute(template: str, parts: dict[str, str]) -> str:
+    """Replace each {{name}} in one pass, so that braces in a part stay as they are."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], template)

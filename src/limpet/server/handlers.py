@@ -1,4 +1,4 @@
-"""What a request asks for, and the work that answers it; this knows neither JSON nor HTTP, nor who is waiting."""
+"""What a request asks for, and the work that answers it; this module knows neither HTTP nor who is waiting."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from typing import Any
 import numpy as np
 
 from limpet.errors import LimpetError
-from limpet.evaluation import scoring, statistics
-from limpet.evaluation.comparison import MEASURES
-from limpet.evaluation.judges import Judge
-from limpet.generation import sample, spelled
+from limpet.evaluation import Judge, SampleSet, convention_for, evaluate, source_judge
+from limpet.evaluation.comparison import METRICS
+from limpet.generation import sample
 from limpet.models import Denoiser
 from limpet.models.exact import Source
-from limpet.recording.trajectory import Trajectory, follow
+from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler
 
-Tell = Callable[[str, Any], None]  # (kind of event, its data); called after every call, it raises when work must stop
+ABOUT_JUDGE = ("digest", "convention", "precision")
+LIKELIHOOD = ("counted", "nll", "perplexity")
+Report = Callable[[str, Any], None]  # (event, data), after every network call; raises when work must stop
 
 
 @dataclass(frozen=True)
-class Stock:
-    """What the work needs, loaded."""
+class Resources:
+    """The loaded models and the judge."""
 
     models: Mapping[str, Denoiser]
-    judge: Judge | None = None  # of the models whose true distribution is not known
+    judge: Judge | None = None  # of models whose true distribution is not known
 
     def judge_of(self, model: Denoiser) -> Judge | None:
-        """Who scores a model's texts: its own true distribution where that is known, else the judge if it can read them."""
-        judge = scoring.source_judge(model) or self.judge
+        """The judge of a model's texts: its true distribution where that is known, else the one that can read them."""
+        judge = source_judge(model) or self.judge
         try:
             if judge is not None:
-                scoring.way_for(judge, model)
+                convention_for(judge, model)
             return judge
         except LimpetError:
             return None
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Of each model, what can be known without it."""
+        """What the page and the checks of a request must know of each model."""
         return {
             name: {
                 "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
-                "any_length": not isinstance(model, Source), "text": model.tokenizer is not None,
-                "scored_by": None if (judge := self.judge_of(model)) is None else judge.name,
+                "any_length": not isinstance(model, Source), "has_text": model.tokenizer is not None,
+                "judge": None if (judge := self.judge_of(model)) is None else judge.name,
             }
             for name, model in self.models.items()
         }  # fmt: skip
@@ -53,96 +54,83 @@ class Stock:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, checked as far as it can be without its model."""
+    """A request, checked as far as possible without its model."""
 
     model: str
-    arms: dict[str, Sampler]
-    written: dict[
-        str, dict[str, Any]
-    ]  # the arms as answers show them: where a sampler's file lies is nobody's business
+    samplers: dict[str, Sampler]
+    described: dict[str, dict[str, Any]]  # the samplers as answers show them, without the path of a sampler's file
     seed: int
     n: int
     length: int
     prompt: str
-    fixed: list[tuple[int, str]]
+    fixed: dict[int, str]  # texts by the position of their first token
     score: bool
 
-    @property
-    def size(self) -> int:
-        """Calls times tokens: how long it takes, beside others."""
-        return sum(sampler.nfe for sampler in self.arms.values()) * self.n * self.length
 
-
-def rows(stock: Stock, request: Request, tell: Tell) -> dict[str, list[dict[str, Any]]]:
-    """n samples under every arm, as `limpet sample` writes them, with their scores."""
-    model, given = _opened(stock, request)
-    made: dict[str, list[dict[str, Any]]] = {}
-    for name, sampler in request.arms.items():
+def samples(resources: Resources, request: Request, report: Report) -> dict[str, list[dict[str, Any]]]:
+    """n samples under every sampler, as `limpet sample --json` writes them, with their scores."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for name, sampler in request.samplers.items():
         out = sample(
-            model, sampler, request.n, request.seed, request.length, None, given, None, lambda *_: tell("", None)
-        )
-        rows = zip(out.rows(), _scores(stock, request, out.tokens, out.prefix), strict=True)
-        made[name] = [{**row, "sampler": request.written[name], "scores": scores} for row, scores in rows]
-        tell("", None)
-    return made
+            resources.models[request.model], sampler, request.n, request.seed, request.length,
+            request.prompt or None, request.fixed, progress=lambda *_: report("", None),
+        )  # fmt: skip
+        records = zip(out, _scores(resources, request, out.tokens, out.prompt_length), strict=True)
+        answers[name] = [
+            {**one.to_dict(), "sampler": request.described[name], "scores": scores} for one, scores in records
+        ]
+        report("", None)
+    return answers
 
 
-def paths(stock: Stock, request: Request, tell: Tell) -> list[Trajectory]:
-    """One sample under every arm, told as it comes: begin, frame ..., end."""
-    model, given = _opened(stock, request)
-    made, walk = follow(model, request.arms, request.seed, 0, request.length, None, given)
-    for path, written in zip(made, request.written.values(), strict=True):
-        path.header = replace(path.header, sampler=written)
-    tell("begin", {"arms": [path.header.about() for path in made]})
-    for news in walk:
+def trajectories(resources: Resources, request: Request, report: Report) -> list[Trajectory]:
+    """One sample under every sampler, call by call: the events begin, frame (many) and end."""
+    model = resources.models[request.model]
+    arguments = request.seed, 0, request.length, request.prompt or None, request.fixed
+    recorded, steps = follow(model, request.samplers, *arguments)
+    for trajectory, described in zip(recorded, request.described.values(), strict=True):
+        trajectory.header = replace(trajectory.header, sampler=described)
+    report("begin", {"trajectories": [one.header.to_dict() for one in recorded]})
+    for step in steps:
         parts = []
-        for a, (path, words) in enumerate(zip(made, news, strict=True)):
-            if words is not None:
-                frame = base64.b64encode(path.header.pack(path.frames[-1])).decode()
-                parts.append({"arm": a, "frame": frame, "words": words})
-        tell("frame", {"arms": parts})
-    prefix = next(i for i in range(request.length + 1) if i not in given)  # given tokens at the start
-    scores = _scores(stock, request, np.stack([path.frames[-1].state for path in made]), prefix)
-    for path, found in zip(made, scores, strict=True):
-        path.scores = found
-    tell("end", {"arms": [{"text": path.text, "scores": path.scores} for path in made]})
-    return made
+        for index, (trajectory, texts) in enumerate(zip(recorded, step, strict=True)):
+            if texts is not None:
+                frame = base64.b64encode(trajectory.header.pack(trajectory.frames[-1])).decode()
+                parts.append({"index": index, "frame": frame, "token_texts": texts})
+        report("frame", {"trajectories": parts})
+    is_fixed = recorded[0].header.mask(recorded[0].frames[-1], FIXED)
+    tokens = np.stack([one.frames[-1].tokens for one in recorded])
+    scores = _scores(resources, request, tokens, int(is_fixed.cumprod().sum()))
+    for trajectory, found in zip(recorded, scores, strict=True):
+        trajectory.scores = found
+    report("end", {"trajectories": [{"text": one.text, "scores": one.scores} for one in recorded]})
+    return recorded
 
 
-def _file(stock: Stock, request: Request, tell: Tell) -> bytes:
-    """The path of one sample as a trajectory file."""
-    return paths(stock, request, tell)[0].to_bytes()
+def _file(resources: Resources, request: Request, report: Report) -> bytes:
+    """A trajectory file of one sample."""
+    return trajectories(resources, request, report)[0].to_bytes()
 
 
-def _events(stock: Stock, request: Request, tell: Tell) -> None:
-    """All has been told when the paths are made."""
-    paths(stock, request, tell)
+def _events(resources: Resources, request: Request, report: Report) -> None:
+    """Everything was reported."""
+    trajectories(resources, request, report)
 
 
-WORKS: dict[str, Callable[[Stock, Request, Tell], Any]] = {"rows": rows, "file": _file, "events": _events}
+HANDLERS: dict[str, Callable[[Resources, Request, Report], Any]] = {
+    "samples": samples, "file": _file, "events": _events,
+}  # fmt: skip
 
 
-def _opened(stock: Stock, request: Request) -> tuple[Denoiser, dict[int, int]]:
-    """The model, and {position: token} of the prompt and the fixed words."""
-    model = stock.models[request.model]
-    texts = [(start, text) for start, text in [(0, request.prompt), *request.fixed] if text]
-    return model, spelled(model, texts, request.length)
-
-
-def _scores(stock: Stock, request: Request, tokens: Any, prefix: int) -> list[dict[str, Any]]:
-    """Of each sample (n, L), what is known of it: who judged, how, over how many tokens; what was given is not
-    counted."""
-    model, n = stock.models[request.model], len(tokens)
-    if not request.score or prefix == tokens.shape[1]:
+def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: int) -> list[dict[str, Any]]:
+    """What is known of each sample (n, L): the judge, how it read, its numbers. The prompt is not scored."""
+    model, n = resources.models[request.model], len(tokens)
+    if not request.score or prompt_length == tokens.shape[1]:
         return [{} for _ in range(n)]
-    columns: dict[str, list[Any]] = {}
-    judge = stock.judge_of(model)
-    if judge is not None:
-        found = scoring.score(judge, model, tokens, prefix)
-        for name in ("judge", "digest", "convention", "precision"):
-            columns[name] = [getattr(found, name)] * n
-        with np.errstate(over="ignore"):
-            nll, perplexity = statistics.numbers(found.mean), statistics.numbers(np.exp(found.mean))
-        columns |= {"counted": found.tokens.tolist(), "nll": nll, "perplexity": perplexity}
-    columns |= scoring.diversity(tokens[:, prefix:], MEASURES)[0]
-    return [{name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(n)]
+    scores = evaluate(SampleSet.from_tokens(model, tokens, prompt_length), resources.judge_of(model), METRICS)
+    judge = scores.judge
+    about = {} if judge is None else {"judge": judge["name"], **{name: judge[name] for name in ABOUT_JUDGE}}
+    return [
+        about | {name: row[name] for name in (*LIKELIHOOD, *METRICS) if row.get(name) is not None}
+        for row in scores.sample_rows()
+    ]

@@ -1,4 +1,4 @@
-"""The playground's server: routes, what a request may weigh, and how answers travel. Hands do the work."""
+"""The HTTP application: its routes, the reading of requests, and the writing of answers; workers do the work."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import limpet
-from limpet import samplers
+from limpet import samplers as registered
 from limpet.errors import LimpetError
 from limpet.samplers import CRS, Native, Sampler
 from limpet.server import schema
-from limpet.server.connections import LOOPBACK, Named
+from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
 from limpet.server.playground import playground
-from limpet.server.scheduler import BROKEN, Job, Left, Limits, Queue, Refusal
-from limpet.server.workers import Hire
+from limpet.server.scheduler import BROKEN, ClientLeft, RequestJob, Limits, Queue, Refusal
+from limpet.server.workers import WorkerFactory
 
-PATIENCE = 10.0  # seconds for a request's body to arrive, and between signs of life on a stream
-CALLS = 16  # of the arms that the page starts with
+BODY_SECONDS = 10.0  # for the body of a request to arrive
+ALIVE_SECONDS = 10.0  # after which a comment shows that a stream without events is alive
+CALLS = 16  # of the samplers that the page starts with
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -38,76 +38,77 @@ HEADERS = {
 
 
 def application(
-    hire: Hire,
+    worker: WorkerFactory,
     limits: Limits | None = None,
     host: str = LOOPBACK[0],
     names: tuple[str, ...] = (),
-    arms: Mapping[str, Sampler] | None = None,
-    offered: Mapping[str, type[Sampler]] | None = None,
+    samplers: Mapping[str, Sampler] | None = None,
+    available: Mapping[str, type[Sampler]] | None = None,
+    proxies: tuple[str, ...] = (),
 ) -> Starlette:
-    """The server as an ASGI application. `hire` gives a worker, with the models that it holds, the first of them the
-    default one; `names` are others than its host's that it is asked for by; `arms` are those that the page starts with,
-    and `offered` the samplers that a request may name: all that have a name here unless told."""
+    """The server as an ASGI application.
+
+    worker: makes a worker, whose first model is the default one. host: the address that the server listens on. names:
+    other names that it answers to. samplers: those that the page starts with (default: native and CRS). available: the
+    samplers that a request may name (default: all that have a name here). proxies: addresses of trusted proxies."""
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
-    arms = arms or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
-    hands = [hire() for _ in range(limits.workers)]
-    offer = schema.Offer(hands[0].facts, offered or samplers.available(), arms, limits)
-    shapes, queue, about = schema.shapes(offer), Queue(limits, hands), schema.about(offer, limpet.__version__)
+    samplers = samplers or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
+    workers = [worker() for _ in range(limits.workers)]
+    offer = schema.Offer(workers[0].models, available or registered.available(), samplers, limits)
+    kinds, queue, page_data = schema.request_models(offer), Queue(limits, workers), schema.page_data(offer)
 
-    async def take(kind: str, request: Request) -> Response:
-        asked = schema.read(await _body(request, limits.body), shapes[kind], offer)
-        wanted = request.headers.get("accept", "")
-        events, file = schema.EVENTS in wanted, kind == "sample" and schema.FILE in wanted
-        client = request.client.host if request.client else ""
-        job = queue.submit("events" if events else "file" if file else "rows", asked, client)
+    async def answer_request(kind: str, http_request: Request) -> Response:
+        request = schema.read(await _body(http_request, limits.body), kinds[kind], offer)
+        accepted = http_request.headers.get("accept", "")
+        events, file = schema.EVENTS in accepted, kind == "sample" and schema.FILE in accepted
+        client = http_request.client.host if http_request.client else ""
+        job = queue.submit("events" if events else "file" if file else "samples", request, client)
         if events:
             first = await job.events.get()
-            if first is None:  # it cannot begin, and is refused with a status
-                raise job.future.exception() or Left
-            return Events(job, event(*first))
-        made: Any = await _finished(request, job)
+            if first is None:  # it cannot begin: answer with a status instead of a stream
+                raise job.future.exception() or ClientLeft
+            return EventStream(job, _event(*first))
+        result: Any = await _result(http_request, job)
         if file:
-            name = f'attachment; filename="limpet-{asked.seed}.limpet"'
-            return Response(made, 200, {**HEADERS, "Content-Disposition": name}, schema.FILE)
+            disposition = f'attachment; filename="limpet-{request.seed}.limpet"'
+            return Response(result, 200, {**HEADERS, "Content-Disposition": disposition}, schema.FILE)
         if kind == "sample":
-            return answer({"samples": next(iter(made.values()))})
-        return answer({"arms": {name: rows[0] for name, rows in made.items()}})
+            return _answer({"samples": next(iter(result.values()))})
+        return _answer({"samplers": {name: samples[0] for name, samples in result.items()}})
 
-    async def ready(request: Request) -> Response:
-        return answer({"status": queue.status}, 200 if queue.status == "ready" else 503)
+    async def ready(http_request: Request) -> Response:
+        return _answer({"status": queue.status}, 200 if queue.status == "ready" else 503)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         queue.close()
 
-    home, policy = playground(about)
-    unchanging = {
+    home, policy = playground(page_data)
+    fixed_answers = {
         "/": HTMLResponse(home, headers={**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}),
-        "/health": answer({"status": "ok"}),
-        "/api/models": answer({"models": about["models"]}),
-        "/api/openapi.json": answer(schema.description(shapes, limpet.__version__)),
+        "/health": _answer({"status": "ok"}),
+        "/api/models": _answer({"models": page_data["models"]}),
+        "/api/openapi.json": _answer(schema.openapi(kinds)),
     }
-    refuse = answer(
-        {"error": "this server goes by another name: ask for it by the address that it was started with"}, 400
-    )
+    trusted = parse_proxies(proxies)
     app = Starlette(
         routes=[
-            *(Route(path, made, methods=["GET"]) for path, made in unchanging.items()),
+            *(Route(path, response, methods=["GET"]) for path, response in fixed_answers.items()),
             Route("/ready", ready),
-            *(Route(f"/api/{kind}", partial(take, kind), methods=["POST"]) for kind in shapes),
+            *(Route(f"/api/{kind}", partial(answer_request, kind), methods=["POST"]) for kind in kinds),
         ],
-        middleware=[Middleware(Named, host=host, names=names, refuse=refuse)],
-        exception_handlers=dict.fromkeys((LimpetError, HTTPException, Left, Exception), _failed),
+        middleware=[Middleware(RequestFilter, host=host, names=names, proxies=trusted, error=_bad_request)],
+        exception_handlers=dict.fromkeys((LimpetError, HTTPException, ClientLeft, Exception), _error_answer),
         lifespan=lifespan,
     )
-    app.state.queue = queue
+    app.state.queue, app.state.proxies = queue, trusted
     return app
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address, or a sentence that says why there is none."""
+    """A socket that listens at the address; a LimpetError says why it cannot."""
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((host, port), family=family, backlog=512)
@@ -115,73 +116,76 @@ def listen(host: str, port: int) -> socket.socket:
         raise LimpetError(f"{host} port {port} cannot be used ({error}): choose another with --host, --port") from error
 
 
-# What comes in
+# Requests
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """The body, if it is JSON by its name, small, and soon here."""
-    # A page of another site can send JSON only with this server's leave, which it never gets.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, "the request must have the content type application/json")
+async def _body(request: Request, limit: int) -> bytes:
+    """The body of a request, if it declares JSON, is small and arrives in time."""
+    kinds = [value.partition(";")[0].strip().lower() for value in request.headers.getlist("content-type")]
+    if kinds != ["application/json"]:  # a page of another site cannot send this type without this server's consent
+        raise Refusal(415, "the request must have one content type, application/json")
     body = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > most:
-                    raise Refusal(413, f"the request is larger than {most} bytes: shorten it")
+                if len(body) > limit:
+                    raise Refusal(413, f"the request is larger than {limit} bytes: shorten it")
     except ClientDisconnect as error:
-        raise Left from error
+        raise ClientLeft from error
     except TimeoutError as error:
-        raise Refusal(408, f"the request did not arrive within {PATIENCE:g} s") from error
+        raise Refusal(408, f"the request did not arrive within {BODY_SECONDS:g} s") from error
     return bytes(body)
 
 
-async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _wait_until_left(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-# What goes out
+# Answers
 
 
-def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse(value, status, {**HEADERS, **(headers or {})})
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """A sentence with its status."""
+def _bad_request(sentence: str) -> Response:
+    return _answer({"error": sentence}, 400, {"Connection": "close"})
+
+
+async def _error_answer(request: Request, error: Exception) -> Response:
     match error:
-        case Left():
+        case ClientLeft():
             return Response(status_code=499)  # nobody reads it
         case Refusal():
-            return answer({"error": str(error)}, error.status, error.headers)
+            return _answer({"error": str(error)}, error.status, error.headers)
         case LimpetError():
-            return answer({"error": str(error)}, 422)
+            return _answer({"error": str(error)}, 422)
         case HTTPException():
             sentence = f"{error.detail}: {request.method} is not served here"
-            return answer({"error": sentence}, error.status_code, error.headers)
-    return answer({"error": BROKEN}, 500)  # uvicorn logs the error itself
+            return _answer({"error": sentence}, error.status_code, error.headers)
+    return _answer({"error": BROKEN}, 500)  # uvicorn logs the error itself
 
 
-async def _finished(request: Request, job: Job) -> Any:
+async def _result(request: Request, job: RequestJob) -> Any:
     """The job's result; if the client leaves first, the job stops."""
-    done, leaving = asyncio.wrap_future(job.future), asyncio.ensure_future(_left(request.receive))
+    done, left = asyncio.wrap_future(job.future), asyncio.ensure_future(_wait_until_left(request.receive))
     try:
-        await asyncio.wait({done, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
-            raise Left
+            raise ClientLeft
         return done.result()
     finally:
-        job.leave()
-        leaving.cancel()
+        job.stop()
+        left.cancel()
         done.cancel()
 
 
-class Events(StreamingResponse):
-    """Server-sent events of one job; whichever way the answer ends, the job ends with it."""
+class EventStream(StreamingResponse):
+    """Server-sent events of one job, which ends with the answer."""
 
-    def __init__(self, job: Job, first: str) -> None:
+    def __init__(self, job: RequestJob, first: str) -> None:
         self.job = job
         super().__init__(_events(job, first), 200, {**HEADERS, "X-Accel-Buffering": "no"}, schema.EVENTS)
 
@@ -189,25 +193,25 @@ class Events(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.job.leave()
+            self.job.stop()
 
 
-async def _events(job: Job, first: str) -> AsyncIterator[str]:
+async def _events(job: RequestJob, first: str) -> AsyncIterator[str]:
     yield first
     while True:
         try:
-            async with asyncio.timeout(PATIENCE):
-                told = await job.events.get()
+            async with asyncio.timeout(ALIVE_SECONDS):
+                event = await job.events.get()
         except TimeoutError:
-            yield ": still here\n\n"
+            yield ": still working\n\n"
             continue
-        if told is None:
+        if event is None:
             break
-        yield event(*told)
+        yield _event(*event)
     error = None if job.future.cancelled() else job.future.exception()
     if isinstance(error, LimpetError):
-        yield event("error", {"error": str(error)})
+        yield _event("error", {"error": str(error)})
 
 
-def event(kind: str, data: Any) -> str:
+def _event(kind: str, data: Any) -> str:
     return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=True, allow_nan=False)}\n\n"

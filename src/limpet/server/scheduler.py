@@ -1,4 +1,4 @@
-"""Who is served and who waits: a few workers, a short queue, limits, and no work for a client that has left."""
+"""The queue of requests: a few workers, a bounded number of places, limits, and a fair order between clients."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ import logging
 import math
 import queue
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from time import monotonic as now
 from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LimpetError
 
 if TYPE_CHECKING:
     from limpet.server.handlers import Request
-    from limpet.server.workers import Hand
+    from limpet.server.workers import RequestWorker
 
 LOG = logging.getLogger(__name__)
-BROKEN = "something went wrong on this side; the server's log says what"
+BROKEN = "the server failed to answer this request; its log says why"
 STOPPING = "the server is stopping: come again when it is back"
-START = 60.0  # seconds for a worker that takes the place of another
-SILENCE = 10.0  # seconds without a call done, after which a worker counts as stuck
-MEMORY = 60.0  # seconds after which time that a client was served counts a third
-SHARE = 4.0  # times what another client was served that one's smaller requests may take before the other's larger
+START_SECONDS = 60.0  # for a worker process to start
+STUCK_SECONDS = 10.0  # without a finished network call, after which a worker counts as stuck
+DECAY_SECONDS = 60.0  # after which the time that a client was served counts a third
+LONGEST_WAIT = 10  # seconds that a refused client is told to wait, at most
+KEPT_SECONDS = 5.0  # for a refused client to come again, after the time that it was told
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class Limits:
     length: int = 1024  # Tokens in a sample.
     calls: int = 256  # Network calls for a sample.
     samples: int = 16  # Samples in a request.
-    arms: int = 4  # Arms in a comparison.
-    fixed: int = 64  # Places where words are fixed.
+    samplers: int = 4  # Samplers in a comparison.
+    fixed: int = 64  # Fixed texts in a request.
     body: int = 65536  # Bytes in a request.
     queue: int = 16  # Requests that wait.
     client: int = 8  # Requests of one client that wait or run.
@@ -54,217 +53,211 @@ class Limits:
 
 
 class Refusal(LimpetError):
-    """A request that is turned down with an HTTP status of its own; any other LimpetError is a 422."""
+    """A request that is refused with an HTTP status of its own; any other LimpetError is a 422."""
 
     def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(sentence)
         self.status, self.headers = status, headers or {}
 
 
-class Left(Exception):
-    """The client is gone, so its work stops where it is."""
+class WorkerDied(Refusal):
+    """The worker's process ended by itself; `had_begun` says whether it had taken the request up."""
+
+    def __init__(self, had_begun: bool) -> None:
+        super().__init__(500, BROKEN)
+        self.had_begun = had_begun
 
 
-class Job:
-    """One client's work: events while it runs, a result at the end."""
+class ClientLeft(Exception):
+    """The client is gone, so its work stops."""
+
+
+class RequestJob:
+    """One request: its events while it runs, and its result."""
 
     def __init__(self, kind: str, request: Request, client: str, seconds: float) -> None:
         self.kind, self.request, self.client = kind, request, client
         self.seconds = seconds  # that it may run
-        self.events: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()  # (kind, data); None ends it
         self.future: Future[Any] = Future()
-        self.heard = math.inf  # when its last call ended
-        self.begun = math.inf
-        self._stop: LimpetError | Left | None = None
-        self._ends, self._taken, self._lock = math.inf, False, threading.Lock()
-        self._give_way: Callable[[], None] = lambda: None
+        self.began = self.last_call = math.inf  # when it began, and when its last network call ended
         self.loop = asyncio.get_running_loop()
+        self._deadline, self._is_taken = math.inf, False
+        self._stop_reason: LimpetError | ClientLeft | None = None
+        self._lock = threading.Lock()
 
-    def leave(self, why: LimpetError | Left | None = None) -> None:
-        """Stop: at once if it still waits, soon if it runs; a finished job does not mind."""
-        self._stop = self._stop or why or Left()
-        if self._first():
-            self.future.set_exception(self._stop)
+    def stop(self, reason: LimpetError | ClientLeft | None = None) -> None:
+        """End the job: at once if it still waits, soon if it runs. It does nothing to a finished job."""
+        self._stop_reason = self._stop_reason or reason or ClientLeft()
+        if self._take():
+            self.future.set_exception(self._stop_reason)
 
-    def _first(self) -> bool:
-        """Whether this is the first to begin or to end it: a client may leave just as a worker takes its job up."""
+    def _take(self) -> bool:
+        """Whether nobody has begun or ended the job yet: a client may leave just as a worker takes up its job."""
         with self._lock:
-            first, self._taken = not self._taken, True
+            first, self._is_taken = not self._is_taken, True
         return first and self.future.set_running_or_notify_cancel()
 
-    def run(self, hand: Hand, give_way: Callable[[], None]) -> None:
-        """In a thread of the server's; `give_way` does, between two calls, what should be done first."""
-        if not self._first():
+    def run(self, worker: RequestWorker) -> None:
+        """Do the work and set the future. Runs in a thread of the queue."""
+        if not self._take():
             return
-        self._give_way = give_way
         try:
-            self._ends = time.monotonic() + max(START, self.seconds)
-            hand.prepare(self.go_on)
-            self.begun = self.heard = time.monotonic()
-            self._ends = self.begun + self.seconds
-            self.future.set_result(hand.work(self.kind, self.request, self.tell, self.go_on))
-        except (LimpetError, Left) as error:
-            self.future.set_exception(self._stop or error)  # a hand that was ended only knows that it was
+            self.future.set_result(self._work(worker))
+        except (LimpetError, ClientLeft) as error:
+            self.future.set_exception(self._stop_reason or error)  # a killed worker reports only that it died
         except Exception:
-            LOG.exception("a request broke")
+            LOG.exception("a request failed")
             self.future.set_exception(Refusal(500, BROKEN))
 
-    @property
-    def ran(self) -> float:
-        """Seconds of work."""
-        return max(0.0, time.monotonic() - self.begun)
+    def _work(self, worker: RequestWorker) -> Any:
+        """The worker's result. A worker that died before it took the job up, while it was idle, gets it once more."""
+        for may_repeat in (True, False):
+            self._deadline = now() + max(START_SECONDS, self.seconds)
+            try:
+                worker.prepare(self.check)
+                self.began = self.last_call = now()
+                self._deadline = self.began + self.seconds
+                return worker.run(self.kind, self.request, self.report, self.check)
+            except WorkerDied as died:
+                if died.had_begun or not may_repeat or self._stop_reason:
+                    raise
 
-    def go_on(self) -> None:
-        """Raise when work must stop."""
-        self._give_way()
-        if self._stop is not None:
-            raise self._stop
-        if time.monotonic() > self._ends:
+    @property
+    def duration(self) -> float:
+        """Seconds that it has run."""
+        return max(0.0, now() - self.began)
+
+    def check(self) -> None:
+        """Raise if the work must stop."""
+        if self._stop_reason is not None:
+            raise self._stop_reason
+        if now() > self._deadline:
             raise LimpetError(
-                f"this takes longer than the {self.seconds:g} s that a request has here: ask for fewer calls, samples "
-                "or arms, or a shorter length"
+                f"this takes longer than the limit of {self.seconds:g} s: ask for fewer calls, samples or samplers, or "
+                "a shorter length"
             )
 
-    @contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """Its clock stands still."""
-        stopped, heard, self.heard = time.monotonic(), self.heard, math.inf
-        yield
-        lost = time.monotonic() - stopped
-        self.heard, self.begun, self._ends = heard + lost, self.begun + lost, self._ends + lost
-
-    def tell(self, kind: str, data: Any) -> None:
-        self.heard = time.monotonic()
-        self.go_on()
+    def report(self, kind: str, data: Any) -> None:
+        """Called after every network call; an event with a kind goes to the client."""
+        self.last_call = now()
+        self.check()
         if kind:
             self.loop.call_soon_threadsafe(self.events.put_nowait, (kind, data))
 
 
 class Queue:
-    """At most `workers` jobs run and `queue` wait; one more is refused, and told when to come again. Whoever was served
-    least lately comes next. A job gives way to a smaller one of another client: so nobody waits much longer for others
-    than for their own work, since what is not smaller is done as soon."""
+    """At most `limits.workers` jobs run and `limits.queue` wait; one more is refused and told when to come again.
 
-    def __init__(self, limits: Limits, hands: list[Hand]) -> None:
-        self.limits, self.hands = limits, hands
-        self.inside: set[Job] = set()
-        self._waiting: list[Job] = []
-        self._running: set[Job] = set()
+    Next is the client that was served least lately. Places that become free are kept for the clients that were
+    refused, in the order in which they came, until they had time to come again."""
+
+    def __init__(self, limits: Limits, workers: list[RequestWorker]) -> None:
+        self.limits, self.workers = limits, workers
+        self.jobs: set[RequestJob] = set()  # that wait or run
+        self._waiting: list[RequestJob] = []
+        self._running: set[RequestJob] = set()
         self._lock = threading.Lock()  # of the three above
-        self._served: dict[str, float] = {}  # seconds of each client, the longer ago the fewer
-        self._counted = time.monotonic()  # when they were last counted
-        self._idle: queue.SimpleQueue[Hand] = queue.SimpleQueue()
-        for hand in hands:
-            self._idle.put(hand)
-        self._pool = ThreadPoolExecutor(len(hands), "limpet")
-        self._took: deque[float] = deque([1.0], maxlen=16)  # seconds, of the last jobs
-        self._closed = False
+        self._refused: dict[str, float] = {}  # clients in the order of their refusal -> until when each is waited for
+        self._served: dict[str, float] = {}  # seconds of each client; they decay
+        self._decayed_at = now()
+        self._idle: queue.SimpleQueue[RequestWorker] = queue.SimpleQueue()
+        for worker in workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(len(workers), "limpet")
+        self._durations: deque[float] = deque(maxlen=16)  # seconds of the last jobs
+        self._is_closed = False
 
     @property
     def status(self) -> str:
-        """Whether a request would be begun, now or when those before it are done; if not, why not."""
-        if self._closed:
+        """`ready` if a request would be accepted now and begun in its turn; else why not."""
+        if self._is_closed:
             return "stopping"
-        if len(self.inside) >= self.limits.workers + self.limits.queue:
+        if len(self.jobs) >= self.limits.workers + self.limits.queue:
             return "full"
-        if not any(hand.ready for hand in self.hands):
+        if not any(worker.is_ready for worker in self.workers):
             return "starting"
         with self._lock:
-            silent = [job for job in self._running if time.monotonic() - job.heard > SILENCE]
-        return "stuck" if len(silent) == len(self.hands) else "ready"
+            stuck = [job for job in self._running if now() - job.last_call > STUCK_SECONDS]
+        return "stuck" if len(stuck) == len(self.workers) else "ready"
 
-    def submit(self, kind: str, request: Request, client: str) -> Job:
-        """Called in the event loop; a job's place is free again as soon as its work has ended."""
-        inside, workers = len(self.inside), self.limits.workers
-        own = sum(job.client == client for job in self.inside)
-        if self._closed:
+    def submit(self, kind: str, request: Request, client: str) -> RequestJob:
+        """Add a request, or raise a Refusal. Called in the event loop."""
+        if self._is_closed:
             raise Refusal(503, STOPPING, {"Retry-After": "10"})
-        if own >= self.limits.client or (inside >= workers + self.limits.queue and not self._made_room(own)):
-            raise self._full(own)
-        job = Job(kind, request, client, self.limits.seconds)
+        self._check_place(client)
+        job = RequestJob(kind, request, client, self.limits.seconds)
+        ahead = len(self.jobs) + 1 - self.limits.workers
+        if ahead > 0:
+            job.events.put_nowait(("queued", {"ahead": ahead}))
         with self._lock:
-            self.inside.add(job)
+            self.jobs.add(job)
             self._waiting.append(job)
-        if inside >= workers:
-            job.events.put_nowait(("queued", {"ahead": inside + 1 - workers}))
 
-        def free() -> None:
+        def free_place() -> None:
             with self._lock:
-                self.inside.discard(job)
+                self.jobs.discard(job)
             job.events.put_nowait(None)
 
-        job.future.add_done_callback(lambda _: job.loop.is_closed() or job.loop.call_soon_threadsafe(free))
-        self._pool.submit(self._serve)
+        job.future.add_done_callback(lambda _: job.loop.is_closed() or job.loop.call_soon_threadsafe(free_place))
+        self._threads.submit(self._run_next)
         return job
 
-    def _full(self, own: int) -> Refusal:
-        """What a client is told that has so many jobs inside."""
-        inside, mean = len(self.inside), sum(self._took) / len(self._took)
-        wait = max(1, math.ceil(mean * inside / self.limits.workers))
-        who = f"{own} of yours" if own < inside else f"{inside}"
-        return Refusal(429, f"{who} requests are here already: come again in {wait} s", {"Retry-After": str(wait)})
+    def _check_place(self, client: str) -> None:
+        """Raise unless there is a place for this client beside those that are kept for clients refused before it."""
+        own = sum(job.client == client for job in self.jobs)
+        mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
+        if own >= self.limits.client:
+            wait = self._seconds(mean)
+            raise Refusal(429, f"{own} of your requests are here: come again in {wait} s", {"Retry-After": str(wait)})
+        self._refused = {name: until for name, until in self._refused.items() if until > now()}
+        before = list(self._refused).index(client) if client in self._refused else len(self._refused)
+        missing = len(self.jobs) + before + 1 - self.limits.workers - self.limits.queue
+        if missing <= 0:
+            self._refused.pop(client, None)
+            return
+        wait = self._seconds(mean * missing / self.limits.workers)
+        self._refused[client] = now() + wait + KEPT_SECONDS
+        raise Refusal(503, f"the server is full: come again in {wait} s", {"Retry-After": str(wait)})
 
-    def _made_room(self, own: int) -> bool:
-        """Whether a client with so many jobs inside can have a place of another that has more, even without it."""
-        many = Counter(job.client for job in self.inside)
-        with self._lock:
-            waiting = [job for job in self._waiting if many[job.client] > own + 1 and not job.future.done()]
-        if not waiting:
-            return False
-        job = max(reversed(waiting), key=lambda job: many[job.client])
-        job.leave(self._full(many[job.client]))
-        return True
+    def _seconds(self, estimate: float) -> int:
+        return min(LONGEST_WAIT, max(1, math.ceil(estimate)))
 
-    def _serve(self) -> None:
-        """In a thread: one of the jobs that wait, if there is one whose client has not left."""
-        hand = self._idle.get()
+    def _run_next(self) -> None:
+        """Run one of the jobs that wait, if there is one. Runs in a thread."""
+        worker = self._idle.get()
         try:
             if (job := self._next()) is not None:
-                self._run(job, hand)
+                job.run(worker)
+                self._account(job)
         finally:
-            self._idle.put(hand)
+            self._idle.put(worker)
 
-    def _run(self, job: Job, hand: Hand) -> None:
-        def give_way() -> None:
-            while (other := self._next(job)) is not None:
-                with job.interrupted():
-                    self._run(other, hand)
-                    hand.prepare(lambda: None)  # where that has cost it its process
-
-        job.run(hand, give_way)
-        with self._lock:
-            self._running.discard(job)
-            now = time.monotonic()
-            kept = math.exp((self._counted - now) / MEMORY)
-            self._counted = now
-            self._served = {client: kept * seconds for client, seconds in self._served.items() if seconds > 1e-3}
-            self._served[job.client] = self._served.get(job.client, 0.0) + job.ran
-        if job.ran:
-            self._took.append(job.ran)
-
-    def _next(self, than: Job | None = None) -> Job | None:
-        """The job to do now, if one waits; in the middle of another, if it is smaller and its client's turn."""
-        if than is not None and not self._waiting:  # asked at every call
-            return None
+    def _next(self) -> RequestJob | None:
         with self._lock:
             self._waiting = [job for job in self._waiting if not job.future.done()]
-            turns = self._waiting
-            if than is not None:
-                most = SHARE * (self._served.get(than.client, 0.0) + than.ran)
-                turns = [job for job in turns if job.client != than.client and job.request.size < than.request.size
-                         and self._served.get(job.client, 0.0) <= most]  # fmt: skip
-            if not turns:
+            if not self._waiting:
                 return None
-            job = min(turns, key=lambda job: self._served.get(job.client, 0.0))  # of equals, the one that came first
+            job = min(self._waiting, key=lambda job: self._served.get(job.client, 0.0))  # of equals, the first
             self._waiting.remove(job)
             self._running.add(job)
             return job
 
+    def _account(self, job: RequestJob) -> None:
+        """Add the time that a job took to its client's."""
+        with self._lock:
+            self._running.discard(job)
+            decay, self._decayed_at = math.exp((self._decayed_at - now()) / DECAY_SECONDS), now()
+            self._served = {client: decay * seconds for client, seconds in self._served.items() if seconds > 1e-3}
+            self._served[job.client] = self._served.get(job.client, 0.0) + job.duration
+        if job.duration:
+            self._durations.append(job.duration)
+
     def close(self) -> None:
-        """Tell everyone inside, and end every hand, whatever it does."""
-        self._closed = True
-        for job in list(self.inside):
-            job.leave(Refusal(503, STOPPING, {"Retry-After": "10"}))
-        for hand in self.hands:
-            hand.end()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Refuse every job that waits or runs, and end the workers."""
+        self._is_closed = True
+        for job in list(self.jobs):
+            job.stop(Refusal(503, STOPPING, {"Retry-After": "10"}))
+        for worker in self.workers:
+            worker.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

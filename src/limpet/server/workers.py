@@ -1,4 +1,4 @@
-"""Who does the work: a process that holds the models, can be ended at any moment, and is then replaced; or this one."""
+"""Workers: a process that holds the models and can be killed and replaced at any time, or the server's own process."""
 
 from __future__ import annotations
 
@@ -11,254 +11,234 @@ import signal
 import threading
 import time
 import traceback
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
 from limpet.errors import LimpetError
-from limpet.server.handlers import WORKS, Request, Stock, Tell
-from limpet.server.scheduler import BROKEN, Left, Refusal
+from limpet.server.handlers import HANDLERS, Report, Request, Resources
+from limpet.server.scheduler import BROKEN, ClientLeft, Refusal, WorkerDied
 
 LOG = logging.getLogger(__name__)
 
-TICK = 0.05  # seconds between looks at whether the work is still wanted
-GRACE = 1.0  # seconds for a call under way to end by itself when it is not
-KERNELS = "16"  # that oneDNN keeps of those that it makes for a number of rows; else it is 1024
-GROWN = (
-    192 << 20
-)  # bytes beyond its start at which a process is replaced: a model of somebody else's may keep what it had
+POLL_SECONDS = 0.05  # between checks of whether the work is still wanted
+GRACE_SECONDS = 1.0  # for a network call to end when its result is not wanted any more
+ONEDNN_CACHE = "16"  # kernels that oneDNN keeps, one per number of rows; its default of 1024 takes too much memory
+MEMORY_GROWTH = 192 << 20  # bytes beyond its start at which a process is replaced: a user's model may leak
 
-STOP = None  # the kind of work that is sent when what has its number is not wanted any more
-OPENING = 0  # the number of a process's first work, which nobody asks for
-GoOn = Callable[[], None]  # raises when work must stop
-News = tuple[str, Any]  # what a process says of a work: told, done, refused, broke or idle; and what
+LOADING = 0  # the number of a process's first work; those of requests follow
+STOP = None  # the kind of message that ends the work with its number
+Check = Callable[[], None]  # raises when work must stop
+Message = tuple[str, Any]  # from the process: begun, event, done, refused, failed or stopped; and its content
 
 
-class Hand(Protocol):
-    """One worker: it does one thing at a time, and between two calls of one thing perhaps another."""
+class RequestWorker(Protocol):
+    """Runs one request at a time."""
 
-    facts: dict[str, dict[str, Any]]  # of each model, what the page and the checks of a request must know
+    models: dict[str, dict[str, Any]]  # facts of each model, see `Resources.facts`
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it can begin at once."""
         ...
 
-    def prepare(self, go_on: GoOn) -> None:
-        """Wait until it can begin."""
+    def prepare(self, check: Check) -> None:
+        """Wait until it can begin; `check` is called meanwhile."""
         ...
 
-    def work(self, kind: str, request: Request, tell: Tell, go_on: GoOn) -> Any:
-        """What was asked for; `go_on` is called all the while, also inside a call, `tell` after every call. Either may
-        come back here with other work, which is then done first."""
+    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+        """The result of a request. `report` is called after every network call, `check` also during a call."""
         ...
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Stop for ever, whatever it does."""
         ...
 
 
-Hire = Callable[[], Hand]
+WorkerFactory = Callable[[], RequestWorker]
 
 
-def here(stock: Stock) -> Hire:
-    """A worker in this process, for whoever trusts its requests: work stops between calls only."""
-    return lambda: _Here(stock)
+def in_this_process(resources: Resources) -> WorkerFactory:
+    """Workers in the server's process, for trusted requests: work stops between network calls only."""
+    return lambda: LocalWorker(resources)
 
 
-def process(open: Callable[[], Stock]) -> Hire:
-    """A worker in a process of its own, which opens the stock there; `open` must be picklable."""
-    return lambda: _Process(open)
+def in_processes(load: Callable[[], Resources]) -> WorkerFactory:
+    """Workers in processes of their own, each of which calls `load`; `load` must be picklable."""
+    return lambda: WorkerProcess(load)
 
 
-class _Here:
-    ready = True
+class LocalWorker:
+    is_ready = True
 
-    def __init__(self, stock: Stock) -> None:
-        self.stock, self.facts = stock, stock.facts()
+    def __init__(self, resources: Resources) -> None:
+        self.resources, self.models = resources, resources.facts()
 
-    def prepare(self, go_on: GoOn) -> None:
+    def prepare(self, check: Check) -> None:
         pass
 
-    def work(self, kind: str, request: Request, tell: Tell, go_on: GoOn) -> Any:
-        return WORKS[kind](self.stock, request, tell)
+    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+        return HANDLERS[kind](self.resources, request, report)
 
-    def end(self) -> None:
+    def close(self) -> None:
         pass
 
 
-class _Process:
-    def __init__(self, open: Callable[[], Stock]) -> None:
-        self._open, self._ended, self._lock = open, False, threading.Lock()
+class WorkerProcess:
+    def __init__(self, load: Callable[[], Resources]) -> None:
+        self._load, self._is_closed, self._lock = load, False, threading.Lock()
         self._pipe: Connection
         self._process: BaseProcess
-        self._numbers, self._inside = itertools.count(OPENING + 1), 0  # of works ever, and under way
-        self._hire()
-        self.facts: dict[str, dict[str, Any]] = {}
+        self._numbers = itertools.count(LOADING + 1)
+        self.models: dict[str, dict[str, Any]] = {}
+        self._start()
         self.prepare(lambda: None)
 
-    def _hire(self) -> None:
-        """Start a process; whether it is ready is found out when it is needed."""
+    def _start(self) -> None:
+        """Start a process; `prepare` waits for it."""
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        made = context.Process(target=_serve, args=(there, self._open), daemon=True)
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGINT}
-        )  # Ctrl-C is for the server: it ends its hands
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._load), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ends its workers at Ctrl-C
         try:
-            made.start()
+            self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        there.close()  # only the worker holds its end, so that its death is heard
-        self._pipe, self._process, self._awake = here, made, False
-        self._kept: defaultdict[int, deque[News]] = defaultdict(deque)  # for others than who listened
-
-    def _memory(self) -> int:
-        """Bytes that the process holds; 0 where that cannot be told."""
-        try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
-        except OSError:
-            return 0
+        theirs.close()  # now only the process holds its end, so its death ends the connection
+        self._is_loaded = False
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         with suppress(OSError, ValueError):  # while it is replaced
-            return self._awake or self._pipe.poll()
+            return self._is_loaded or self._pipe.poll()
         return False
 
-    def prepare(self, go_on: GoOn) -> None:
-        with self._mended(OPENING):
-            while not self._awake:
-                if (news := self._next(OPENING)) is None:
-                    go_on()
-                else:
-                    self.facts = _made(*news)
-                    self._awake, self._begun_with = True, self._memory()
+    def prepare(self, check: Check) -> None:
+        if not self._is_loaded:
+            self.models = self._result(LOADING, lambda kind, data: None, check)
+            self._is_loaded, self._memory_at_start = True, self._memory()
 
-    def work(self, kind: str, request: Request, tell: Tell, go_on: GoOn) -> Any:
-        told, self._inside = 0, self._inside + 1
+    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+        number = next(self._numbers)
         try:
-            while True:  # once, unless what was done in the middle of it has cost the process
-                self.prepare(go_on)
-                process, number, heard = self._process, next(self._numbers), 0
-                with self._mended(number):
-                    self._pipe.send((number, kind, request))
-                    while process is self._process:
-                        news = self._next(number)
-                        if news is None:
-                            go_on()
-                        elif news[0] != "told":
-                            return _made(*news)
-                        elif (heard := heard + 1) > told:  # the same was told the first time
-                            told = heard
-                            tell(*news[1])
+            with suppress(ConnectionError):  # noticed in `_result`, like any death of the process
+                self._pipe.send((number, kind, request))
+            return self._result(number, report, check)
         finally:
-            self._inside -= 1
-            if not self._inside and self._awake and self._memory() - self._begun_with > GROWN:
+            if self._is_loaded and self._memory() - self._memory_at_start > MEMORY_GROWTH:
                 self._replace()
 
-    @contextmanager
-    def _mended(self, number: int) -> Iterator[None]:
-        """Whatever happens inside, there is a process afterwards that can take the next work."""
+    def _result(self, number: int, report: Report, check: Check) -> Any:
+        """What the work with this number comes to. Afterwards there is a process that can take the next request."""
+        has_begun, message = False, None
         try:
-            yield
-        except (EOFError, ConnectionError) as error:  # out of memory, say
-            if not self._ended:
-                LOG.error("a worker died")
+            while message is None or message[0] in ("begun", "event"):
+                message = self._receive(number, POLL_SECONDS)
+                if message is None:
+                    check()
+                elif message[0] == "begun":
+                    has_begun = True
+                elif message[0] == "event":
+                    report(*message[1])
+        except (EOFError, ConnectionError) as error:  # killed, for example for want of memory
+            if not self._is_closed:
+                LOG.error("a worker process died")
             self._replace()
-            raise Refusal(500, BROKEN) from error
-        except (LimpetError, Left):
-            if self._awake and not self._stopped(number):
+            raise WorkerDied(has_begun) from error
+        except (LimpetError, ClientLeft):
+            if not self._has_stopped(number):
                 self._replace()
             raise
+        kind, content = message
+        if kind == "refused":
+            raise LimpetError(content)
+        if kind == "failed":
+            LOG.error("a worker failed\n%s", content)
+            raise Refusal(500, BROKEN)
+        return content
 
-    def _next(self, number: int, seconds: float = TICK) -> News | None:
-        """What the process says next of this work, if it does so soon."""
+    def _receive(self, number: int, seconds: float) -> Message | None:
+        """The next message about this work, if it comes in time; those about earlier work are dropped."""
         ends = time.monotonic() + seconds
-        while not self._kept[number]:
-            if not self._pipe.poll(max(0.0, ends - time.monotonic())):
-                return None
-            whose, said, what = self._pipe.recv()
-            self._kept[whose].append((said, what))
-        return self._kept[number].popleft()
+        while self._pipe.poll(max(0.0, ends - time.monotonic())):
+            of, kind, content = self._pipe.recv()
+            if of == number:
+                return kind, content
+        return None
 
-    def _stopped(self, number: int) -> bool:
-        """Whether the process has ended this work, or does so soon when it is told to."""
-        ends = time.monotonic() + GRACE
+    def _has_stopped(self, number: int) -> bool:
+        """Ask the process to end this work; whether it has, within the grace."""
+        ends = time.monotonic() + GRACE_SECONDS
         with suppress(EOFError, ConnectionError):
             self._pipe.send((number, STOP, None))
-            while (news := self._next(number, ends - time.monotonic())) is not None:
-                if news[0] == "idle":
+            while (message := self._receive(number, ends - time.monotonic())) is not None:
+                if message[0] == "stopped":
                     return True
         return False
 
+    def _memory(self) -> int:
+        """Bytes that the process holds; 0 where the system does not tell."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        except OSError:
+            return 0
+
     def _replace(self) -> None:
         with self._lock:
-            self._kill()
-            if not self._ended:
-                self._hire()
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            if not self._is_closed:
+                self._start()
 
-    def _kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-    def end(self) -> None:
+    def close(self) -> None:
         with self._lock:
-            self._ended = True
+            self._is_closed = True
             self._process.kill()
 
 
-def _made(said: str, what: Any) -> Any:
-    """What a work has come to."""
-    match said:
-        case "refused":
-            raise LimpetError(what)
-        case "broke":
-            LOG.error("a worker broke\n%s", what)
-            raise Refusal(500, BROKEN)
-    return what
+def _serve(pipe: Connection, load: Callable[[], Resources]) -> None:
+    """In the process: load the resources, then do what comes through the pipe until it closes."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE)  # read when the first kernel is made
+    loaded: list[Resources] = []
 
-
-def _serve(pipe: Connection, open: Callable[[], Stock]) -> None:
-    """In the process: open the stock, then do what comes through the pipe, until it closes."""
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)  # read when the first kernel is made
-    stock: list[Stock] = []
+    def load_resources() -> dict[str, dict[str, Any]]:
+        loaded.append(load())
+        return loaded[0].facts()
 
     def attempt(number: int, work: Callable[[], Any]) -> None:
         try:
-            news = "done", work()
-        except Left:
-            news = "idle", None
+            message = "done", work()
+        except ClientLeft:
+            message = "stopped", None
         except LimpetError as error:
-            news = "refused", str(error)
+            message = "refused", str(error)
         except Exception:
-            news = "broke", traceback.format_exc()
-        pipe.send((number, *news))
+            message = "failed", traceback.format_exc()
+        pipe.send((number, *message))
 
-    def take(number: int, kind: str | None, request: Request) -> None:
-        def tell(*what: Any) -> None:
+    def answer(number: int, kind: str, request: Request) -> None:
+        def report(*event: Any) -> None:
             while pipe.poll():
-                asked = pipe.recv()
-                if asked[:2] == (number, STOP):
-                    raise Left
-                take(*asked)  # first, since it is less
-            pipe.send((number, "told", what))
+                if pipe.recv()[:2] == (number, STOP):
+                    raise ClientLeft
+            pipe.send((number, "event", event))
 
-        if kind is STOP:  # of what has ended by itself
-            pipe.send((number, "idle", None))
-        else:
-            attempt(number, lambda: WORKS[kind](stock[0], request, tell))
+        pipe.send((number, "begun", None))
+        attempt(number, lambda: HANDLERS[kind](loaded[0], request, report))
 
-    with suppress(EOFError, ConnectionError):  # whoever asked is gone
-        attempt(OPENING, lambda: stock.append(open()) or stock[0].facts())  # type: ignore[func-returns-value]
-        while stock:
-            take(*pipe.recv())
+    with suppress(EOFError, ConnectionError):  # the server is gone
+        attempt(LOADING, load_resources)
+        while loaded:
+            number, kind, request = pipe.recv()
+            if kind is STOP:  # of work that has just ended by itself
+                pipe.send((number, "stopped", None))
+            else:
+                answer(number, kind, request)

@@ -1,7 +1,6 @@
-"""The paper's statements as code that runs: each file evaluates one of them on sources whose distributions are known.
+"""The paper's statements as code that runs: each module evaluates one of them where every distribution is known.
 
-A statement has `sides()`, what stands on its two sides on each source, with computed verdicts, and `panels()` of a
-figure. The words stand in theory.toml."""
+A module has `checks()`, the rows of its table, and `panels()`, the panels of its figure. Titles stand in theory.toml."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from limpet.experiments.contents import Panel
-from limpet.paper.theory.sides import Sides as Sides
+from limpet.experiments import Panel
+from limpet.paper.theory.checks import Check as Check
 
 
 class Statement(NamedTuple):
     """One entry of the table of statements."""
 
-    says: str
+    summary: str
     where: str  # in the paper
-    shows: str  # the figure
-    sides: Callable[[], list[Sides]]
+    caption: str  # of the figure
+    checks: Callable[[], list[Check]]
     panels: Callable[[], Iterable[Panel]]
 
 
-STATEMENTS = {}
-for _name, _words in tomllib.loads(Path(__file__).with_name("theory.toml").read_text("utf-8")).items():
+STATEMENTS: dict[str, Statement] = {}
+for _name, _texts in tomllib.loads(Path(__file__).with_name("theory.toml").read_text("utf-8")).items():
     _module = importlib.import_module(f"{__name__}.{_name.replace('-', '_')}")
-    STATEMENTS[_name] = Statement(**_words, sides=_module.sides, panels=_module.panels)
+    STATEMENTS[_name] = Statement(**_texts, checks=_module.checks, panels=_module.panels)

@@ -1,4 +1,4 @@
-"""What stepping in turn does to exact output distributions: even and odd positions by turns, and all of them in every call."""
+"""Exact output distributions of interleaved steps, and of steps at all positions in every call."""
 
 from __future__ import annotations
 
@@ -7,66 +7,51 @@ from itertools import product
 
 import torch
 
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import Mixture, Source, codebook
-from limpet.paper.theory.closed_loop_exact import TITLES, check_sampler, latent, swept
+from limpet.paper.theory import exact_outputs as exact
+from limpet.paper.theory.checks import Check
 from limpet.paper.theory.problems import chain
-from limpet.paper.theory.sides import Sides, line
 from limpet.samplers import Native
-from limpet.samplers.native import Grid
 
 CALLS = (4, 8, 16, 64)
-GRIDS: tuple[Grid, ...] = ("uniform", "quadratic")
+GRIDS = ("uniform", "quadratic")
 
 
-def apart() -> Mixture:
-    """Positions that go together two places apart, 0 with 2 and 1 with 3: neighbours know nothing of each other."""
+def distant_pairs() -> Mixture:
+    """Position 0 depends on 2, and 1 on 3; neighbours are independent."""
     words = torch.cartesian_prod(torch.arange(3), torch.arange(3)).repeat(1, 2)
     return codebook(words, 3, torch.full((9,), 1 / 9, dtype=torch.float64), slip=0.1)
 
 
 SOURCES: dict[str, Callable[[], Source]] = {
-    "three modes": latent,
+    "three modes": exact.latent,
     "Markov chain": lambda: chain(4),
-    "pairs two places apart": apart,
+    "pairs two positions apart": distant_pairs,
 }
 
 
-def native(nfe: int, grid: Grid, interleave: bool) -> Native:
+def native(nfe: int, grid: str, interleave: bool) -> Native:
     return Native(nfe=nfe, grid=grid, interleave=interleave, final_step="sample")
 
 
-def contrasts(source: Source, where: str, grid: Grid) -> list[Sides]:
-    """Interleaved against all at once at as many calls; no claim is made, the verdict says what was found."""
-    interleaved, plain = (
-        swept(source, (native(nfe, grid, interleave) for nfe in CALLS))["tv"] for interleave in (True, False)
-    )
-    return [
-        Sides(f"{TITLES['tv']}: interleaved ~ native", f"{where}, {grid}, {nfe} calls", one, "~", other)
-        for nfe, one, other in zip(CALLS, interleaved, plain, strict=True)
-    ]
-
-
-def sides() -> list[Sides]:
-    found = []
-    for name, source in ((name, make()) for name, make in SOURCES.items()):
-        for grid in GRIDS:
-            found += contrasts(source, f"{name}, V={source.vocab_size}, L={source.length}", grid)
-    return found + check_sampler(latent(), "interleaved", native(8, "quadratic", True), 120)
+def checks() -> list[Check]:
+    rows = []
+    for (name, create), grid, nfe in product(SOURCES.items(), GRIDS, CALLS):
+        source = create()
+        where = f"{name}, V={source.vocab_size}, L={source.length}, {grid}, {nfe} calls"
+        one, other = (exact.measure(source, native(nfe, grid, interleave)) for interleave in (True, False))
+        rows += exact.contrast(where, "interleaved", one, "native", other, "tv")
+    return rows + exact.check_samples(exact.latent(), "interleaved", native(8, "quadratic", True), 120)
 
 
 def panels() -> Iterator[Panel]:
-    calls = (2, 4, 8, 16, 32)
-    ticks = {"xticks": range(len(calls)), "xticklabels": calls, "yscale": "log"}
-    for title, make in SOURCES.items():
-        source, lines = make(), []
-        for (color, interleave), (grid, style) in product(
-            enumerate((False, True)), zip(GRIDS, (".-", ".--"), strict=True)
-        ):
-            found = swept(source, (native(nfe, grid, interleave) for nfe in calls))["tv"]
-            lines.append(
-                line(
-                    f"{'interleaved' if interleave else 'native'}, {grid}", range(len(calls)), found, f"C{color}{style}"
-                )
-            )
-        yield Panel(title, "calls of the denoiser", TITLES["tv"], lines, axes=ticks)
+    places, ticks = range(len(exact.CALLS)), {"xticks": range(len(exact.CALLS)), "xticklabels": exact.CALLS}
+    variants = (("native", False, "C0"), ("interleaved", True, "C1"))
+    sweeps = {
+        (f"{name}, {grid}", color + style): [native(nfe, grid, interleave) for nfe in exact.CALLS]
+        for (name, interleave, color), (grid, style) in product(variants, zip(GRIDS, (".-", ".--"), strict=True))
+    }
+    for title, create in SOURCES.items():
+        lines = exact.lines_along(create(), places, sweeps, "tv")["tv"]
+        yield Panel(title, "network calls", exact.TITLES["tv"], lines, axes={**ticks, "yscale": "log"})

@@ -1,8 +1,8 @@
-"""The exact output distribution of a sampler on a tiny source: its own calls, each draw replaced by its whole distribution, and each
-choice of positions at random by all of them.
+"""The exact output distribution of a sampler on a tiny source.
 
-A backend that draws nothing keeps the distribution of every next token; the sampler does all the rest (what is visible,
-committed and stored). Rows of its state carry mass, and rows that no later call can tell apart are one row."""
+The sampler makes its own calls, with a backend that draws nothing: it keeps the distribution of every next token. Each
+random choice of positions is replaced by all choices and their probabilities. The rows of a batch carry probability
+mass, and rows that no later call can distinguish are merged."""
 
 from __future__ import annotations
 
@@ -16,178 +16,166 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from limpet.diffusion import transitions, truncation
-from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense, reported
+from limpet.diffusion.backends import Backend, Head, Outcome, Whole, dense
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
+from limpet.generation import Inputs, context_of, rollout
 from limpet.models import Denoiser
 from limpet.paper.theory.problems import decode, encode, product, sequences
-from limpet.samplers import CRS, DDIM, Gibbs, Mend, Native, Psi, Sampler
-from limpet.samplers.context import Context, State, open_context
+from limpet.samplers import CRS, DDIM, Gibbs, Mend, Native, Psi, Sampler, State
 from limpet.samplers.crs import OPEN, Memory
 
-CODES = 2**24  # the most rows there could be
-CHUNK = 2**22  # successors held at once
-DRAWN = -1  # stands for a token that has its distribution
-KNOWN = (Native, Psi, DDIM, CRS, Mend)  # all that they remember is below: nothing, or labels
+MAX_ROWS = 2**24
+CHUNK = 2**22  # successors in memory at once
+DRAWN = -1  # marks a token that is drawn from its distribution
+KNOWN = (Native, Psi, DDIM, CRS, Mend)  # they remember nothing, or committed tokens
+
+Branches = list[tuple[Tensor, Tensor]]  # (B, L, V) distributions of independent tokens, and (B,) their probability
 
 
 def output_distribution(source: Denoiser, sampler: Sampler) -> Tensor:
-    """(V**L,) float64: the probability of each output, in the order of its base-V code, position 0 leading."""
+    """The probability of each output, (V**L,) float64, in the order of its base-V code, position 0 leading."""
     predictor = sampler.inner if type(sampler) is Gibbs else sampler
-    if type(predictor) not in KNOWN:
-        raise LimpetError(
-            f"the exact output distribution knows what native and CRS remember, not what {predictor.name} does"
-        )
-    if isinstance(predictor, CRS) and predictor.values == "nucleus":
-        raise LimpetError("values='nucleus' draws its labels; the exact output distribution takes deterministic ones")
-    vocab_size, length = source.vocab_size, source.length
-    base = vocab_size * (1 + vocab_size * _ages(predictor))  # a position is a token, free or with a label of some age
-    if base**length > CODES:
-        raise LimpetError(
-            f"the exact output distribution of this sampler on {length} tokens of {vocab_size} symbols may need"
-            f" {base}^{length} rows; it takes at most {CODES}: use a smaller source or a shorter horizon"
-        )
+    vocab_size, length, base = source.vocab_size, source.length, _symbols(source, predictor)
     tokens = sequences(vocab_size, length)
     mass = torch.full((len(tokens),), 1 / len(tokens), dtype=torch.float64)
-    state = None
+    state = sampler.init(context_of(source, _inputs(tokens, [])))._replace(tokens=tokens)
     for call in range(sampler.nfe):
-        ctx, distributions = _open(source, len(mass))
-        state = predictor.begin(ctx)._replace(tokens=tokens) if state is None else state
-        mixture, state = _moves(sampler, call, ctx, state, distributions)
-        last = call == sampler.nfe - 1
-        tags, size = (torch.zeros_like(ctx.fixed), vocab_size) if last else (_tags(predictor, state, vocab_size), base)
-        total = torch.stack([_spread(probs, mass * chance, tags, size) for probs, chance in mixture]).sum(0)
-        if not last:
+        branches, state = _advance(source, sampler, call, state)
+        if call < sampler.nfe - 1:
+            total = _spread(branches, mass, _tags(predictor, state, vocab_size), base)
             code = total.nonzero()[:, 0]
             state, mass = _state(predictor, state.call, decode(code, base, length), vocab_size), total[code]
-    return total
+    return _spread(branches, mass, torch.zeros_like(state.tokens), vocab_size)
 
 
 def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: Tensor) -> Tensor:
-    """(V**L,): the distribution of the state after one correction, if `distribution` (V**L,) was that of the state before; no labels."""
+    """The distribution (V**L,) of the state after one correction, from that of the state before it.
+
+    The predictor must not commit tokens."""
     due, correction = sampler.due(call)
     if correction is None or isinstance(sampler.inner, CRS):
-        raise LimpetError(f"call {call} of {sampler.caption} is no correction of a state without labels")
-    ctx, distributions = _open(source, len(probs))
-    mixture, state = _moves(sampler, call, ctx, State(due, sequences(source.vocab_size, source.length)), distributions)
-    none = torch.zeros_like(state.tokens)
-    return torch.stack([_spread(each, probs * chance, none, source.vocab_size) for each, chance in mixture]).sum(0)
+        raise LimpetError(f"call {call} of {sampler.caption} is not a correction of a state without committed tokens")
+    branches, state = _advance(source, sampler, call, State(due, sequences(source.vocab_size, source.length)))
+    return _spread(branches, probs, torch.zeros_like(state.tokens), source.vocab_size)
 
 
-def _open(source: Denoiser, rows: int) -> tuple[Context, list[Tensor]]:
-    """A path on which nothing is drawn, and where its backend puts the distributions of the next tokens."""
-    distributions: list[Tensor] = []
-    free = torch.full((rows, source.length), -1)
-    return open_context(
-        source, CounterRNG(0, torch.arange(rows)), free, Backend(Whole, partial(_keep, distributions), select)
-    ), distributions
+def _symbols(source: Denoiser, predictor: Sampler) -> int:
+    """How many states one position can have: a token, and no committed token or one of some age.
+
+    Raise where the exact distribution is not known, or has too many states."""
+    if type(predictor) not in KNOWN:
+        names = ", ".join(kind.__name__ for kind in KNOWN)
+        raise LimpetError(f"the exact output distribution takes {names} and Gibbs, not {predictor.name}")
+    if isinstance(predictor, CRS) and predictor.values == "nucleus":
+        raise LimpetError("the exact output distribution takes no random committed tokens: values='nucleus' is one")
+    base, length = source.vocab_size * (1 + source.vocab_size * _ages(predictor)), source.length
+    if base**length > MAX_ROWS:
+        raise LimpetError(
+            f"the exact output distribution of this sampler on {length} tokens of {source.vocab_size} symbols may need"
+            f" {base}^{length} rows; it takes at most {MAX_ROWS}: use a smaller source or a shorter horizon"
+        )
+    return base
 
 
-Mixture = list[tuple[Tensor, Tensor]]  # (B, L, V) distributions of independent tokens, and (B,) the chance of these
+def _inputs(tokens: Tensor, recorded: list[Tensor]) -> Inputs:
+    """Inputs whose backend draws nothing, and appends the distributions of the next tokens to `recorded`."""
+    backend = Backend(Whole, partial(_record, recorded), select)
+    return Inputs(torch.full_like(tokens, -1), CounterRNG(0, torch.arange(len(tokens))), backend=backend)
 
 
-def _moves(
-    sampler: Sampler, call: int, ctx: Context, state: State, distributions: list[Tensor]
-) -> tuple[Mixture, State]:
-    """One call: the ways in which the next tokens are drawn, and the next state, its tokens aside. States are as a
-    predictor counts its calls."""
-    size = ctx.model.vocab_size
-    if not isinstance(sampler, Gibbs):
-        state, _ = sampler.step(ctx, state)
-        state = state._replace(tokens=state.tokens.where(~_unseen(sampler, state), 0))
-        drawn = (state.tokens == DRAWN)[..., None]
-        certain = torch.ones(len(drawn), dtype=torch.float64)
-        return [(torch.where(drawn, distributions.pop(), _points(state.tokens, size)), certain)], state
-    due, correction = sampler.due(call)
-    if correction is None:
-        return _moves(sampler.inner, due, ctx, state, distributions)
-    _, free, _ = sampler.look(ctx, state)
-    _, info = sampler.correct(ctx, state, correction)
-    probs, still = distributions.pop(), _points(state.tokens, size)
-    weights = sampler.preference(ctx, state, info.outcome).exp() if sampler.choose == "margin" else free.double()
-    weights = weights.masked_fill(~free, 0.0)
-    return [(torch.where((free & where)[..., None], probs, still), chance)
-            for where, chance in _places(weights, sampler.positions)], state  # fmt: skip
+def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
+    """The backend's step: a position that is not revised keeps its token, the others are marked as drawn."""
+    transition = plan.transition
+    probs = dense.probs_of(head, features, plan)  # (B, L, V)
+    largest, top = probs.max(-1)
+    recorded.append(transitions.probs(truncation.cut(probs, transition.support), transition.tokens, transition.coins))
+    tokens = torch.where(transition.revise, DRAWN, transition.tokens)
+    return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
 
-def _unseen(sampler: Sampler, state: State) -> Tensor:
-    """(B, L) bool: where no later call looks at the token itself, so that any will do, but for the output's."""
-    if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
-        return torch.zeros_like(state.tokens, dtype=torch.bool)
-    return (state.memory[1] < OPEN) & (state.tokens != DRAWN)
+def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tuple[Branches, State]:
+    """One call: how the next tokens are drawn, and the next state but for them. States count the predictor's calls."""
+    recorded: list[Tensor] = []
+    (step,) = rollout(source, sampler, _inputs(state.tokens, recorded), state._replace(call=call), call + 1)
+    (probs,) = recorded
+    due, correction = sampler.due(call) if isinstance(sampler, Gibbs) else (call, None)
+    if isinstance(sampler, Gibbs) and correction is not None:
+        free, unchanged = ~step.visible, one_hot(state.tokens, source.vocab_size).double()
+        weights = free.double()
+        if sampler.choose == "margin":
+            weights = sampler.preference(step.context, state, step.outcome).exp().masked_fill(~free, 0.0)
+        choices = _choices(weights, sampler.positions)
+        return [(torch.where((free & where)[..., None], probs, unchanged), chance) for where, chance in choices], state
+    predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
+    is_drawn = step.tokens == DRAWN
+    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=due + 1)), 0)
+    probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=due + 1, tokens=tokens)
 
 
-def _points(tokens: Tensor, vocab_size: int) -> Tensor:
-    return one_hot(tokens.clamp(min=0), vocab_size).double()
-
-
-def _places(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(L,) bool, each set of so many positions, and (B,) how likely it is to have the `count` largest of Gumbel's
-    perturbations of ln weights (B, L): one is drawn by weight, then another of those that are left, and so on. Where
-    no weight is left any will do."""
+def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(L,) bool, each set of `count` positions, and (B,) its probability: positions are drawn one after the other, by
+    weight (B, L), without replacement. Where no weight is left, each position is as likely."""
     length = weights.shape[1]
     count = min(count, length)
     for places in combinations(range(length), count):
         chance = torch.zeros_like(weights[:, 0])
         for order in permutations(places):
-            each, left = torch.ones_like(chance), weights.clone()
+            in_order, left = torch.ones_like(chance), weights.clone()
             for i, place in enumerate(order):
                 total = left.sum(-1)
-                each = each * torch.where(total > 0, left[:, place] / total, 1 / (length - i))
+                in_order = in_order * torch.where(total > 0, left[:, place] / total, 1 / (length - i))
                 left[:, place] = 0
-            chance = chance + each
+            chance = chance + in_order
         yield torch.zeros(length, dtype=torch.bool).index_fill(0, torch.tensor(places), True), chance
 
 
-def _keep(distributions: list[Tensor], head: Head, features: Tensor, plan: Whole) -> Outcome:
-    """A backend that puts the distribution of the next tokens into `distributions`. Where a sampler does not ask for a next token, the
-    position keeps its own. Where labels may change, it tells what they would gain."""
-    transition = plan.transition
-    probs = dense.probs_of(head, features, plan)  # (B, L, V)
-    largest, top = probs.max(-1)
-    distributions.append(
-        transitions.probs(truncation.cut(probs, transition.support), transition.tokens, transition.coins)
-    )
-    tokens = torch.where(transition.revise, DRAWN, transition.tokens)
-    return reported(transition, tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
+def _unused(sampler: Sampler, state: State) -> Tensor:
+    """(B, L) bool: where neither a later call nor the output depends on the token, so that rows can be merged."""
+    if not isinstance(sampler, CRS) or not sampler.hides or state.call == sampler.nfe:
+        return torch.zeros_like(state.tokens, dtype=torch.bool)
+    return state.memory[1] < OPEN
 
 
 def _ages(sampler: Sampler) -> int:
-    """How many ages of a label are told apart: all beyond the horizon are one, and so are all if none expires."""
+    """How many ages of a committed token matter: one for all beyond the horizon, and one if there is no horizon."""
     if not isinstance(sampler, CRS):
         return 0
     return 1 if sampler.horizon is None or sampler.horizon >= sampler.nfe else sampler.horizon + 1
 
 
 def _tags(sampler: Sampler, state: State, vocab_size: int) -> Tensor:
-    """(B, L): what matters at a position besides its token. 0 where it is free; else how old its label is and, while
-    the label can still be seen or copied to the output, what it says now: a label that is mended keeps its age."""
+    """(B, L): what matters at a position besides its token. 0 where nothing is committed; else the age of the committed
+    token and, while it can be visible or kept in the output, its value."""
     if not isinstance(sampler, CRS):
         return torch.zeros_like(state.tokens)
-    labels, committed_at = state.memory
+    values, committed_at = state.memory
     committed, age = committed_at < OPEN, (state.call - committed_at).clamp(max=_ages(sampler))
-    copied = sampler.write != "input" or sampler.final_step == "keep"
-    matters = committed & ((age <= (sampler.horizon or math.inf)) | copied)
-    return torch.where(committed, 1 + vocab_size * (age - 1), 0) + torch.where(matters, labels, 0)
+    kept = sampler.write != "input" or sampler.final_step == "keep"
+    matters = committed & ((age <= (sampler.horizon or math.inf)) | kept)
+    return torch.where(committed, 1 + vocab_size * (age - 1), 0) + torch.where(matters, values, 0)
 
 
-def _state(sampler: Sampler, call: int, digit: Tensor, vocab_size: int) -> State:
-    """The rows whose positions have these tags and tokens."""
-    tag, tokens = digit // vocab_size, digit % vocab_size
+def _state(sampler: Sampler, call: int, digits: Tensor, vocab_size: int) -> State:
+    """The state of rows whose positions have these tags and tokens."""
+    tags, tokens = digits // vocab_size, digits % vocab_size
     if not isinstance(sampler, CRS):
         return State(call, tokens)
-    committed, age, labels = tag > 0, (tag - 1) // vocab_size + 1, (tag - 1) % vocab_size
-    return State(call, tokens, Memory(torch.where(committed, labels, 0), torch.where(committed, call - age, OPEN)))
+    committed, age, values = tags > 0, (tags - 1) // vocab_size + 1, (tags - 1) % vocab_size
+    return State(call, tokens, Memory(torch.where(committed, values, 0), torch.where(committed, call - age, OPEN)))
 
 
-def _spread(probs: Tensor, mass: Tensor, tags: Tensor, base: int) -> Tensor:
-    """(base**L,): the mass of each code of tags and tokens, when rows with these tags draw their tokens."""
-    size, length = probs.shape[2], probs.shape[1]
-    here = encode(tags * size, base)
-    there = encode(sequences(size, length), base)
-    total = mass.new_zeros(base**length)
-    few = max(1, CHUNK // size**length)  # rows at a time, so that their joints fit
-    for rows in map(slice, range(0, len(probs), few), range(few, len(probs) + few, few)):
-        total.index_add_(0, (here[rows, None] + there).flatten(), (mass[rows, None] * product(probs[rows])).flatten())
-    return total
+def _spread(branches: Branches, mass: Tensor, tags: Tensor, base: int) -> Tensor:
+    """(base**L,): the mass of each code of tags and tokens after rows with these tags draw their tokens."""
+    length, size = branches[0][0].shape[1:]
+    here, there = encode(tags * size, base), encode(sequences(size, length), base)
+    totals, few = [], max(1, CHUNK // size**length)  # rows at a time
+    for probs, chance in branches:
+        total = mass.new_zeros(base**length)
+        for rows in torch.arange(len(mass)).split(few):
+            joint = (mass * chance)[rows, None] * product(probs[rows])
+            total.index_add_(0, (here[rows, None] + there).flatten(), joint.flatten())
+        totals.append(total)
+    return torch.stack(totals).sum(0)

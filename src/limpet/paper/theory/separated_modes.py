@@ -1,5 +1,7 @@
-"""Appendix B.2: when noise is low, the true word of a separated codebook is the unique nearest one, and the argmax
-of every token's posterior spells it."""
+"""Appendix B.2: at low noise the true word of a separated codebook is the unique nearest one, and the argmax of every
+token's posterior spells it.
+
+Everywhere below, words are (B, K, L), and the true word is the first."""
 
 from __future__ import annotations
 
@@ -10,15 +12,12 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.experiments.contents import Panel
+from limpet.experiments import Panel
 from limpet.models.exact import codebook
+from limpet.paper.theory.checks import Check, line, worst_case
 from limpet.paper.theory.problems import RANDOM, probs_at, random_distributions, random_words, sequences
-from limpet.paper.theory.sides import Sides, line, worst
 
-DECODE = 50  # random codebooks that are decoded in every state
-DECODED = f"{DECODE} random codebooks, K=3, V=3, L=5, noise 0.3"
-
-# Everywhere below, words are (B, K, L) and the true word is the first.
+DECODED = 50  # random codebooks that are decoded in every state
 
 
 def distances(words: Tensor, states: Tensor) -> Tensor:
@@ -26,17 +25,17 @@ def distances(words: Tensor, states: Tensor) -> Tensor:
     return (states[:, None] != words[:, None]).sum(-1).double()
 
 
-def _likelihood(apart: Tensor, length: int, vocab_size: int, noise: float) -> Tensor:
-    """The probability of a noisy state that is so far from the word it came from."""
-    same, other = torch.tensor([1 - noise + noise / vocab_size, noise / vocab_size], dtype=torch.float64).unbind()
-    return same.pow(length - apart) * other.pow(apart)
-
-
 def separation(words: Tensor) -> Tensor:
     """(B,): the smallest distance between two words of each codebook."""
     apart = (words[:, :, None] != words[:, None]).sum(-1)
     own = torch.eye(words.shape[1], dtype=torch.bool)
     return apart.masked_fill(own, words.shape[-1] + 1).flatten(1).amin(-1).double()
+
+
+def likelihood(distance: Tensor, length: int, vocab_size: int, noise: float) -> Tensor:
+    """The probability of one noisy state at this distance from its clean word."""
+    same, other = torch.tensor([1 - noise + noise / vocab_size, noise / vocab_size], dtype=torch.float64).unbind()
+    return same.pow(length - distance) * other.pow(distance)
 
 
 def mismatch(noise: float | Tensor, vocab_size: int) -> Tensor:
@@ -47,22 +46,23 @@ def mismatch(noise: float | Tensor, vocab_size: int) -> Tensor:
 def not_nearest(words: Tensor, vocab_size: int, noise: float) -> Tensor:
     """(B,): the probability that the true word is not the unique nearest one, by enumeration of the noisy states."""
     apart = distances(words, sequences(vocab_size, words.shape[-1]))
-    chance = _likelihood(apart[..., 0], words.shape[-1], vocab_size, noise)
-    missed = (apart[..., 1:] <= apart[..., :1]).any(-1)
-    return (chance * missed).sum(-1)
+    chance = likelihood(apart[..., 0], words.shape[-1], vocab_size, noise)
+    return (chance * (apart[..., 1:] <= apart[..., :1]).any(-1)).sum(-1)
 
 
 def not_nearest_of_two(distance: int, vocab_size: int, noise: float) -> float:
-    """The same for two words, in closed form: among the positions where they differ, as many noisy tokens agree with
-    the other word as with the true one. Each agrees with the true word, the other, or neither: a trinomial sum."""
+    """The same for two words, in closed form.
+
+    Where the words differ, a noisy token agrees with the true word, with the other, or with neither. The trinomial sum
+    is over the outcomes in which at least as many agree with the other word."""
     true, other = 1 - noise + noise / vocab_size, noise / vocab_size
     neither = max(0.0, 1 - true - other)
-    return math.fsum(
-        math.comb(distance, wrong) * math.comb(distance - wrong, right)
-        * other**wrong * true**right * neither ** (distance - wrong - right)
-        for wrong in range(distance + 1)
-        for right in range(min(wrong, distance - wrong) + 1)
-    )  # fmt: skip
+    terms = []
+    for wrong in range(distance + 1):
+        for right in range(min(wrong, distance - wrong) + 1):
+            ways = math.comb(distance, wrong) * math.comb(distance - wrong, right)
+            terms.append(ways * other**wrong * true**right * neither ** (distance - wrong - right))
+    return math.fsum(terms)
 
 
 def tail(length: int, rate: Tensor, least: Tensor) -> Tensor:
@@ -75,69 +75,63 @@ def tail(length: int, rate: Tensor, least: Tensor) -> Tensor:
 
 def log_chernoff(length: int, rate: Tensor, share: Tensor) -> Tensor:
     """-L d_bin(share || rate): the log of the bound, a claim only where rate < share."""
-    xlogy = torch.xlogy
-    relative = xlogy(share, share) - xlogy(share, rate) + xlogy(1 - share, (1 - share) / (1 - rate))
-    return -length * relative
+    relative = torch.xlogy(share, share) - torch.xlogy(share, rate)
+    return -length * (relative + torch.xlogy(1 - share, (1 - share) / (1 - rate)))
 
 
-def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, everywhere: bool = False) -> list[Sides]:
-    """Enumeration <= binomial tail <= Chernoff, where r < separation / 2L; in logs, so that small figures count.
+def check_nearest(name: str, words: Tensor, vocab_size: int, noise: float, everywhere: bool = False) -> list[Check]:
+    """Enumeration <= binomial tail <= Chernoff, where r < separation / 2L; in logs, so that small values count.
 
-    `everywhere` also asks it where the bound claims nothing."""
+    everywhere: check also where the bound claims nothing."""
     length, apart = words.shape[-1], separation(words)
-    rate, share = mismatch(noise, vocab_size), apart / (2 * length)
-    claimed = (rate < share) | torch.tensor(everywhere)
+    rate = mismatch(noise, vocab_size)
+    claimed = (rate < apart / (2 * length)) | torch.tensor(everywhere)
     if not claimed.any():
         return []
-    words, apart, share = words[claimed], apart[claimed], share[claimed]
-    exact = not_nearest(words, vocab_size, noise)
-    binomial = tail(length, rate.expand(len(words)), apart / 2)
-    bound = log_chernoff(length, rate, share)
+    words, apart = words[claimed], apart[claimed]
+    exact = not_nearest(words, vocab_size, noise).log()
+    binomial = tail(length, rate.expand(len(words)), apart / 2).log()
+    chernoff = log_chernoff(length, rate, apart / (2 * length))
     return [
-        worst("ln P(not nearest) <= ln binomial tail", name, exact.log(), "<=", binomial.log()),
-        worst("ln binomial tail <= Chernoff exponent", name, binomial.log(), "<=", bound),
+        worst_case("ln P(not nearest) <= ln binomial tail", name, exact, "<=", binomial),
+        worst_case("ln binomial tail <= Chernoff exponent", name, binomial, "<=", chernoff),
     ]
 
 
-def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> list[Sides]:
-    """The Hamming-Bayes gap (eq. 18) of every sequence but the true word; positive, where that word has w > 1/2."""
+def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> list[Check]:
+    """The Hamming-Bayes gap (eq. 18) of every sequence but the true word; positive where that word has w > 1/2."""
     apart = distances(words, sequences(vocab_size, words.shape[-1]))  # (B, S, K)
     risk = (apart * weights[:, None]).sum(-1)
     own = apart[..., 0] == 0
     gap = risk - risk[own][:, None]
     bound = (2 * weights[:, :1] - 1) * apart[..., 0]
     return [
-        worst("(2w - 1) distance <= Hamming gap", name, bound[~own], "<=", gap[~own]),
-        worst("0 < Hamming gap", name, torch.zeros(()), "<", gap[~own]),
+        worst_case("(2w - 1) distance <= Hamming gap", name, bound[~own], "<=", gap[~own]),
+        worst_case("0 < Hamming gap", name, torch.zeros(()), "<", gap[~own]),
     ]
 
 
-def check_decoding(name: str, words: Tensor, size: int, noise: float, weights: Tensor | None = None) -> list[Sides]:
-    """One codebook (K, L), in every noisy state: the most probable words are the nearest ones; a word nearer than half
-    the separation is the only one; and where one word has posterior above 1/2, the argmax of the denoiser's posterior
-    spells it at every position. Counts of exceptions."""
-    states, source = sequences(size, words.shape[-1]), codebook(words, size, weights)
+def count_exceptions(words: Tensor, vocab_size: int, noise: float, weights: Tensor | None = None) -> dict[str, int]:
+    """How often each claim on the decoding of one codebook (K, L) fails, over all noisy states.
+
+    The likeliest words are the nearest ones. A word nearer than half the separation is the only likeliest one. Where one
+    word has posterior above 1/2, the argmax of the denoiser's posterior spells it."""
+    states, source = sequences(vocab_size, words.shape[-1]), codebook(words, vocab_size, weights)
     apart = distances(words[None], states)[0]  # (S, K)
-    scores = source.weights * _likelihood(apart, words.shape[-1], size, noise)
+    scores = source.weights * likelihood(apart, words.shape[-1], vocab_size, noise)
     posterior = scores / scores.sum(-1, keepdim=True)
     likeliest = posterior >= posterior.amax(-1, keepdim=True) * (1 - 1e-12)
     nearest = apart == apart.amin(-1, keepdim=True)
     near = 2 * apart < separation(words[None])  # (S, K)
-    alone = likeliest & (likeliest.sum(-1, keepdim=True) == 1)
-    spelled = process.posterior(probs_at(source, states, 1 - noise), states, 1 - noise).argmax(-1)
+    unique = likeliest & (likeliest.sum(-1, keepdim=True) == 1)
+    argmax = process.posterior(probs_at(source, states, 1 - noise), states, 1 - noise).argmax(-1)
     sure = posterior.amax(-1) > 0.5
-    wrong = spelled[sure] != words[posterior.argmax(-1)[sure]]
-    return [
-        Sides("states where the likeliest is not the nearest", name, float((likeliest != nearest).sum()), "=", 0.0),
-        Sides(
-            "states within half the separation of a word not decoded to it",
-            name,
-            float((near & ~alone).sum()),
-            "=",
-            0.0,
-        ),
-        Sides("tokens where argmax does not spell the mode", name, float(wrong.sum()), "=", 0.0),
-    ]
+    misspelled = argmax[sure] != words[posterior.argmax(-1)[sure]]
+    return {
+        "states where the likeliest is not the nearest": int((likeliest != nearest).sum()),
+        "states within half the separation of a word not decoded to it": int((near & ~unique).sum()),
+        "tokens where argmax does not spell the mode": int(misspelled.sum()),
+    }
 
 
 def opposites(length: int) -> Tensor:
@@ -145,28 +139,28 @@ def opposites(length: int) -> Tensor:
     return torch.tensor([0, 1])[None, :, None].expand(1, 2, length)
 
 
-def sides() -> list[Sides]:
-    found = []
-    random = random_words(RANDOM, 3, 5, 3, seed=10)
-    name = f"{RANDOM:,} random codebooks, K=3, V=3, L=5"
+def checks() -> list[Check]:
+    rows, random = [], random_words(RANDOM, 3, 5, 3, seed=10)
     for noise in (0.0, 0.02, 0.05):
-        found += check_nearest(f"{name}, noise {noise}", random, 3, noise)
+        rows += check_nearest(f"{RANDOM:,} random codebooks, K=3, V=3, L=5, noise {noise}", random, 3, noise)
     for size, length, noise in ((2, 9, 0.3), (4, 5, 0.5)):
         exact, closed = float(not_nearest(opposites(length), size, noise)), not_nearest_of_two(length, size, noise)
         where = f"two words, V={size}, L={length}, noise {noise}"
-        found.append(Sides("P(not nearest): enumeration = trinomial sum", where, exact, "=", closed))
-    found += check_nearest("two opposite words, V=2, L=9, noise 0.3", opposites(9), 2, 0.3)
+        rows.append(Check("P(not nearest): enumeration = trinomial sum", where, exact, "=", closed))
+    rows += check_nearest("two opposite words, V=2, L=9, noise 0.3", opposites(9), 2, 0.3)
     for noise in (0.1, 0.3):
         exact, where = math.log(not_nearest_of_two(96, 64, noise)), f"two words, V=64, L=128, noise {noise}"
         bound = float(log_chernoff(128, mismatch(noise, 64), torch.tensor(96 / 256, dtype=torch.float64)))
-        found.append(Sides("ln P(not nearest) <= Chernoff exponent", where, exact, "<=", bound))
+        rows.append(Check("ln P(not nearest) <= Chernoff exponent", where, exact, "<=", bound))
     for modes in (3, 2):
         weights = random_distributions(RANDOM, modes, seed=11) / 2
         weights[:, 0] += 0.5  # the true word has more than half
-        found += check_gap(f"{RANDOM:,} random codebooks, K={modes}, V=3, L=5", random[:, :modes], weights, 3)
-    several = [check_decoding(DECODED, words, 3, 0.3) for words in random[:DECODE]]
-    # Counts of exceptions: of all codebooks together.
-    return found + [rows[0]._replace(left=sum(row.left for row in rows)) for rows in zip(*several, strict=True)]
+        rows += check_gap(f"{RANDOM:,} random codebooks, K={modes}, V=3, L=5", random[:, :modes], weights, 3)
+    exceptions, name = [count_exceptions(words, 3, 0.3) for words in random[:DECODED]], "K=3, V=3, L=5, noise 0.3"
+    return rows + [
+        Check(claim, f"{DECODED} random codebooks, {name}", float(sum(one[claim] for one in exceptions)), "=", 0.0)
+        for claim in exceptions[0]
+    ]
 
 
 def panels() -> Iterator[Panel]:

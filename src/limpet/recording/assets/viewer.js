@@ -1,19 +1,23 @@
-// The viewer: reads trajectories, from files or frame by frame, and shows one frame of every arm at a time.
+// The viewer reads trajectories, from files or frame by frame, and shows one frame of each side by side.
 "use strict";
 const limpet = (() => {
-  const GIVEN = 1, DEFICIT = 65535, MASS = 255; // the first mark is "given"; the others are the sampler's own
-  const COLOURED = ["given", "selected", "visible", "chosen", "mended"]; // marks with a look of their own; others share three
-  const DEEDS = ["chosen", "mended"]; // of these, what a call did; the others say how a position stands
-  const MEANS = { // what the marks with a look of their own say of a word
-    given: "by the prompt, or fixed", selected: "in an earlier call, and hidden again", visible: "written down: the model sees it",
-    chosen: "written down by this call", mended: "corrected by this call", changed: "another word than one call ago",
+  const FIXED = 1, DEFICIT = 65535, PROB = 255; // bit 0 is the mask "fixed"; the integers that stand for 1
+  const STYLED = ["fixed", "committed", "visible", "chosen", "revised"]; // masks with a style of their own; the others share three
+  const ACTIONS = ["chosen", "revised"]; // masks of what a call did; the others are of the state of a position
+  const MEANINGS = { // of the styled masks, for the legend
+    fixed: "part of the prompt, or fixed by hand",
+    committed: "in an earlier call; no longer in the model input",
+    visible: "committed, and in the model input",
+    chosen: "committed by this call",
+    revised: "a committed token that this call changed",
+    changed: "another token than one call before",
   };
   const LEVELS = 8; // of shading
   const $ = (id) => document.getElementById(id);
   const data = JSON.parse($("data").textContent);
   const narrow = matchMedia("(max-width: 40rem)");
 
-  // An element. Text only ever enters as text: no string is parsed as HTML anywhere on this page.
+  // Create an element. Text is only ever set as text: no string is parsed as HTML anywhere on this page.
   function make(tag, className = "", text = "") {
     const element = document.createElement(tag);
     if (className) element.className = className;
@@ -35,9 +39,9 @@ const limpet = (() => {
     return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(transform)).arrayBuffer());
   }
 
-  // A frame's bytes, as trajectory.py's Header.layout orders them. Copied, since typed arrays must be aligned.
+  // A frame from its bytes, in the order of Header.layout in trajectory.py. Parts are copied, since typed arrays must be aligned.
   function unpack(header, bytes) {
-    const wide = header.vocab_size > 65536, length = header.length, some = length * header.candidates;
+    const wide = header.vocab_size > 65536, length = header.length, several = length * header.candidates;
     const Token = wide ? Uint32Array : Uint16Array;
     let start = 0;
     const take = (Kind, count) => {
@@ -47,8 +51,8 @@ const limpet = (() => {
       return new Kind(part.buffer);
     };
     return {
-      t: take(Float64Array, 1)[0], state: take(Token, length), input: take(Token, length), marks: take(Uint8Array, length),
-      deficit: take(Uint16Array, length), ids: take(Token, some), mass: take(Uint8Array, some),
+      t: take(Float64Array, 1)[0], tokens: take(Token, length), modelInput: take(Token, length), masks: take(Uint8Array, length),
+      deficit: take(Uint16Array, length), topTokens: take(Token, several), topProbs: take(Uint8Array, several),
     };
   }
 
@@ -57,87 +61,87 @@ const limpet = (() => {
     return 8 + header.length * (2 * token + 3 + header.candidates * (token + 1));
   }
 
-  // Arms: what a trajectory says, and what follows from it
+  // Trajectories: what the file holds, and what follows from it
 
-  function newArm(header) {
-    return { header, words: new Map(), frames: [], raw: [], text: null, scores: {}, classes: [] };
+  function newTrajectory(header) {
+    return { header, tokenTexts: new Map(), frames: [], raw: [], text: null, scores: {}, classes: [] };
   }
 
-  const total = (arm) => arm.header.calls + 1;
-  const stopped = (arm) => !state.live && (arm.frames.length < total(arm) || arm.header.calls < arm.header.sampler.nfe);
-  const textOf = (arm) => arm.text ?? [...arm.frames.at(-1)?.input ?? []].map((token) => arm.words.get(token) ?? "").join("");
+  const total = (trajectory) => trajectory.header.calls + 1;
+  const stopped = (trajectory) => !state.live && (trajectory.frames.length < total(trajectory) || trajectory.header.calls < trajectory.header.sampler.nfe);
+  const textOf = (trajectory) => trajectory.text ?? [...trajectory.frames.at(-1)?.modelInput ?? []].map((token) => trajectory.tokenTexts.get(token) ?? "").join("");
 
-  // Of each sampler the colour of its family, as classes: native, top-p, CRS and Mend have their own, the others take turns;
-  // and its turn among those of one colour, which shapes and dashes tell apart.
-  function looksOf(samplers) {
-    const rivals = [], seen = {};
+  // CSS classes for the colour of each sampler: native, top-p, CRS and Mend have their own, all others use three in rotation.
+  // A second class numbers the samplers of one colour, which shapes and dashes tell apart.
+  function stylesOf(samplers) {
+    const rivals = [], counts = {};
     return samplers.map((sampler) => {
-      const sharp = ["top_p", "late_top_p"].some((knob) => sampler[knob] != null && sampler[knob] < 1);
+      const sharp = ["top_p", "late_top_p"].some((name) => sampler[name] != null && sampler[name] < 1);
       let own = sampler.sampler === "native" && sharp ? "top-p" : sampler.sampler;
       if (!["native", "top-p", "crs", "mend"].includes(own)) {
         if (!rivals.includes(own)) rivals.push(own);
         own = `rival${rivals.indexOf(own) % 3}`;
       }
-      seen[own] = (seen[own] ?? -1) + 1;
-      return { family: own, classes: `is-${own} nth${seen[own] % 4}` };
+      counts[own] = (counts[own] ?? -1) + 1;
+      return { family: own, classes: `is-${own} nth${counts[own] % 4}` };
     });
   }
 
-  // The classes of a mark by its name, and of all the marks in a byte.
-  function classOf(arm, name) {
-    if (COLOURED.includes(name)) return name;
-    return `other other${arm.header.marks.filter((mark) => !COLOURED.includes(mark)).indexOf(name) % 3}`;
+  // The CSS classes of a mask, and of all masks in a byte.
+  function classOf(trajectory, name) {
+    if (STYLED.includes(name)) return name;
+    return `other other${trajectory.header.masks.filter((mask) => !STYLED.includes(mask)).indexOf(name) % 3}`;
   }
 
-  function marksIn(arm, byte) { return arm.header.marks.filter((_, bit) => byte >> bit & 1); }
+  function masksIn(trajectory, byte) { return trajectory.header.masks.filter((_, bit) => byte >> bit & 1); }
 
-  function classesOf(arm, byte) {
-    return arm.classes[byte] ??= marksIn(arm, byte).map((name) => ` ${classOf(arm, name)}`).join("");
+  function classesOf(trajectory, byte) {
+    return trajectory.classes[byte] ??= masksIn(trajectory, byte).map((name) => ` ${classOf(trajectory, name)}`).join("");
   }
 
-  function addFrame(arm, bytes, words) {
-    for (const [token, word] of Object.entries(words)) arm.words.set(Number(token), word);
-    const frame = unpack(arm.header, bytes), length = arm.header.length, r = arm.frames.length;
-    const before = r ? arm.frames[r - 1] : null;
-    const last = r === total(arm) - 1;
-    const Token = frame.state.constructor;
-    frame.guess = new Token(length);
-    frame.since = new Uint16Array(length); // the frame in which the shown token came
-    frame.guessSince = new Uint16Array(length);
-    frame.counts = arm.header.marks.map((_, bit) => frame.marks.reduce((sum, byte) => sum + (byte >> bit & 1), 0));
+  function addFrame(trajectory, bytes, tokenTexts) {
+    for (const [token, text] of Object.entries(tokenTexts)) trajectory.tokenTexts.set(Number(token), text);
+    const frame = unpack(trajectory.header, bytes), length = trajectory.header.length, r = trajectory.frames.length;
+    const before = r ? trajectory.frames[r - 1] : null;
+    const last = r === total(trajectory) - 1;
+    const Token = frame.tokens.constructor;
+    frame.top = new Token(length);
+    frame.since = new Uint16Array(length); // the frame in which the shown token appeared
+    frame.topSince = new Uint16Array(length);
+    frame.counts = trajectory.header.masks.map((_, bit) => frame.masks.reduce((sum, byte) => sum + (byte >> bit & 1), 0));
     frame.changed = 0;
     let deficit = 0, free = 0;
     for (let i = 0; i < length; i++) {
-      const given = frame.marks[i] & GIVEN;
-      frame.guess[i] = given || last ? frame.state[i] : frame.ids[i * arm.header.candidates];
-      frame.since[i] = before && before.input[i] === frame.input[i] ? before.since[i] : r;
-      frame.guessSince[i] = before && before.guess[i] === frame.guess[i] ? before.guessSince[i] : r;
+      const isFixed = frame.masks[i] & FIXED;
+      frame.top[i] = isFixed || last ? frame.tokens[i] : frame.topTokens[i * trajectory.header.candidates];
+      frame.since[i] = before && before.modelInput[i] === frame.modelInput[i] ? before.since[i] : r;
+      frame.topSince[i] = before && before.top[i] === frame.top[i] ? before.topSince[i] : r;
       if (r && frame.since[i] === r) frame.changed++;
-      if (!given) { free++; deficit += frame.deficit[i]; }
+      if (!isFixed) { free++; deficit += frame.deficit[i]; }
     }
     frame.meanDeficit = last ? null : deficit / DEFICIT / Math.max(1, free);
-    arm.raw.push(bytes);
-    arm.frames.push(frame);
+    trajectory.raw.push(bytes);
+    trajectory.frames.push(frame);
   }
 
   async function readFile(base64) {
     const bytes = await through(fromBase64(base64), new DecompressionStream("gzip"));
     const end = bytes.indexOf(10);
-    const { words, text, scores, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
-    const arm = newArm(header), size = frameBytes(header);
+    const { token_texts: tokenTexts, text, scores, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+    const trajectory = newTrajectory(header), size = frameBytes(header);
     for (let start = end + 1; start < bytes.length; start += size) {
-      addFrame(arm, bytes.subarray(start, start + size), start === end + 1 ? words : {});
+      addFrame(trajectory, bytes.subarray(start, start + size), start === end + 1 ? tokenTexts : {});
     }
-    return Object.assign(arm, { text, scores });
+    return Object.assign(trajectory, { text, scores });
   }
 
-  async function fileOf(arm) {
-    const words = Object.fromEntries([...arm.words].sort((a, b) => a[0] - b[0]));
-    const { format, version, ...rest } = arm.header;
-    const calls = Math.min(arm.header.calls, arm.frames.length - 1); // of a run that was stopped, what came
-    const about = { format, version, ...rest, calls, text: arm.text, scores: arm.scores, words };
-    const line = new TextEncoder().encode(JSON.stringify(about) + "\n");
-    return through(new Blob([line, ...arm.raw]), new CompressionStream("gzip"));
+  async function fileOf(trajectory) {
+    const texts = Object.fromEntries([...trajectory.tokenTexts].sort((a, b) => a[0] - b[0]));
+    const { format, version, ...rest } = trajectory.header;
+    const calls = Math.min(trajectory.header.calls, trajectory.frames.length - 1); // fewer in a run that was stopped
+    const values = { format, version, ...rest, calls, text: trajectory.text, scores: trajectory.scores, token_texts: texts };
+    const line = new TextEncoder().encode(JSON.stringify(values) + "\n");
+    return through(new Blob([line, ...trajectory.raw]), new CompressionStream("gzip"));
   }
 
   function download(name, content, type) {
@@ -148,23 +152,23 @@ const limpet = (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  // Words as they are shown: every token takes some room, and a line break can be seen.
-  const visibleWord = (word) =>
-    (word === "" ? "·" : word).replace(/\n/g, "↵\n").replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, "␣");
-  const flatWord = (word) => visibleWord(word).replace(/\n/g, "");
+  // Token texts as they are shown: an empty one takes some room, and a line break is visible.
+  const visibleText = (text) =>
+    (text === "" ? "·" : text).replace(/\n/g, "↵\n").replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, "␣");
+  const flatText = (text) => visibleText(text).replace(/\n/g, "");
 
   const state = {
-    arms: [], views: [], at: 0, follow: true, live: false, timer: null, hovered: null, pinned: null, anchor: null,
-    show: "input", colour: "confidence", fix: null, // what holds a word from now on, where something can
+    trajectories: [], views: [], at: 0, follow: true, live: false, timer: null, hovered: null, pinned: null, anchor: null,
+    show: "input", colour: "confidence", onFix: null, // fixes a word in the next run, where there is a form
   };
 
-  const frames = () => Math.max(1, ...state.arms.map(total));
-  const arrived = () => Math.max(0, ...state.arms.map((arm) => arm.frames.length));
-  const frameAt = (arm, r) => arm.frames[Math.min(r, arm.frames.length - 1)];
+  const frames = () => Math.max(1, ...state.trajectories.map(total));
+  const arrived = () => Math.max(0, ...state.trajectories.map((trajectory) => trajectory.frames.length));
+  const frameAt = (trajectory, r) => trajectory.frames[Math.min(r, trajectory.frames.length - 1)];
 
   function begin(headers) {
     pause();
-    Object.assign(state, { arms: headers.map(newArm), at: 0, follow: true, live: true, hovered: null, pinned: null });
+    Object.assign(state, { trajectories: headers.map(newTrajectory), at: 0, follow: true, live: true, hovered: null, pinned: null });
     build();
   }
 
@@ -172,40 +176,40 @@ const limpet = (() => {
     $("viewer").hidden = false;
     $("position").hidden = true;
     $("scrub").max = frames() - 1;
-    $("arms").replaceChildren();
-    const looks = looksOf(state.arms.map((arm) => arm.header.sampler));
-    state.views = state.arms.map((arm, a) => buildArm(arm, a, looks[a]));
+    $("trajectories").replaceChildren();
+    const styles = stylesOf(state.trajectories.map((trajectory) => trajectory.header.sampler));
+    state.views = state.trajectories.map((trajectory, index) => buildTrajectory(trajectory, index, styles[index]));
     buildTabs();
     buildTimeline();
     buildLegend();
-    const { model, seed, sample } = state.arms[0].header;
-    const keys = state.arms.map(({ header: h }) => [h.digest, h.seed, h.sample, h.length].join());
-    $("pairing").textContent = state.arms.length < 2 ? `${model}, seed ${seed}, sample ${sample}.` : new Set(keys).size === 1
-      ? `The same randomness under each arm: ${model}, seed ${seed}, sample ${sample}.`
-      : "These arms do not share their randomness: model, seed, sample or length differ.";
+    const { model, seed, sample } = state.trajectories[0].header;
+    const keys = state.trajectories.map(({ header: h }) => [h.digest, h.seed, h.sample, h.length].join());
+    $("pairing").textContent = state.trajectories.length < 2 ? `${model}, seed ${seed}, sample ${sample}.` : new Set(keys).size === 1
+      ? `All samplers used the same randomness: ${model}, seed ${seed}, sample ${sample}.`
+      : "The samplers did not use the same randomness: model, seed, sample or length differ.";
   }
 
-  // On a narrow screen one arm is seen at a time: by its tab, or by a swipe.
+  // On a narrow screen one trajectory is shown at a time; a tab or a swipe switches.
   function buildTabs() {
-    $("tabs").replaceChildren(...state.views.map((view, a) => {
-      const tab = make("button", view.look.classes, state.arms[a].header.arm);
+    $("tabs").replaceChildren(...state.views.map((view, index) => {
+      const tab = make("button", view.style.classes, state.trajectories[index].header.name);
       tab.type = "button";
-      tab.onclick = () => $("arms").scrollTo({ left: view.article.offsetLeft - $("arms").offsetLeft });
+      tab.onclick = () => $("trajectories").scrollTo({ left: view.article.offsetLeft - $("trajectories").offsetLeft });
       return tab;
     }));
     markTab();
   }
 
   function markTab() {
-    const at = Math.round($("arms").scrollLeft / Math.max(1, $("arms").clientWidth));
-    [...$("tabs").children].forEach((tab, a) => tab.setAttribute("aria-current", String(a === at)));
+    const at = Math.round($("trajectories").scrollLeft / Math.max(1, $("trajectories").clientWidth));
+    [...$("tabs").children].forEach((tab, index) => tab.setAttribute("aria-current", String(index === at)));
   }
 
   function buildLegend() {
-    const marks = new Map(state.arms.flatMap((arm) => arm.header.marks.map((name) => [name, classOf(arm, name)])));
-    const items = [...marks, ["changed", "changed"]].map(([name, classes]) => {
+    const masks = new Map(state.trajectories.flatMap((trajectory) => trajectory.header.masks.map((name) => [name, classOf(trajectory, name)])));
+    const items = [...masks, ["changed", "changed"]].map(([name, classes]) => {
       const item = make("li");
-      item.append(make("i", classes, "word"), make("b", "", name), MEANS[name] ? `: ${MEANS[name]}` : "");
+      item.append(make("i", classes, "word"), make("b", "", name), MEANINGS[name] ? `: ${MEANINGS[name]}` : "");
       return item;
     });
     const [from, to] = { confidence: ["unsure", "sure"], age: ["new", "old"], none: [] }[state.colour];
@@ -218,24 +222,25 @@ const limpet = (() => {
     $("legend").replaceChildren(...items);
   }
 
-  function buildArm(arm, a, look) {
-    const article = make("article", `arm arm${a} ${look.classes}`), title = make("h2"), header = make("header"), text = make("div", "text");
+  function buildTrajectory(trajectory, index, style) {
+    const article = make("article", `trajectory trajectory${index} ${style.classes}`), title = make("h2"), header = make("header"), text = make("div", "text");
     const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
     const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
     for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
     asText.title = "Download the text"; asFile.title = "Download the trajectory";
-    const name = `limpet-${arm.header.model}-${arm.header.seed}-${arm.header.arm}`;
-    asText.onclick = () => download(`${name}.txt`, textOf(arm), "text/plain;charset=utf-8");
-    asFile.onclick = async () => download(`${name}.limpet`, await fileOf(arm), "application/octet-stream");
+    const name = `limpet-${trajectory.header.model}-${trajectory.header.seed}-${trajectory.header.name}`;
+    asText.onclick = () => download(`${name}.txt`, textOf(trajectory), "text/plain;charset=utf-8");
+    asFile.onclick = async () => download(`${name}.limpet`, await fileOf(trajectory), "application/octet-stream");
     downloads.append(asText, asFile);
-    const words = data.words[look.family] ?? data.words[arm.header.sampler.sampler], term = make(words ? "button" : "span", words ? "term" : "", arm.header.arm);
-    if (words) Object.assign(term, { type: "button" }).dataset.tip = words;
+    const tip = data.descriptions[style.family] ?? data.descriptions[trajectory.header.sampler.sampler];
+    const term = make(tip ? "button" : "span", tip ? "term" : "", trajectory.header.name);
+    if (tip) Object.assign(term, { type: "button" }).dataset.tip = tip;
     title.append(term);
     header.append(title, downloads, facts);
     text.tabIndex = 0;
     text.setAttribute("role", "group");
-    text.setAttribute("aria-label", `Text under ${arm.header.arm}`);
-    const spans = Array.from({ length: arm.header.length }, () => text.appendChild(make("span")));
+    text.setAttribute("aria-label", `Text of ${trajectory.header.name}`);
+    const spans = Array.from({ length: trajectory.header.length }, () => text.appendChild(make("span")));
     const texts = spans.map((span) => span.appendChild(document.createTextNode("")));
     spans.forEach((span, i) => { span.position = i; });
     text.onpointerover = (event) => { if (event.target.position !== undefined) inspect(event.target.position, false, event.target); };
@@ -249,21 +254,21 @@ const limpet = (() => {
       const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       if (move === undefined) return;
       event.preventDefault();
-      const i = Math.min(arm.header.length - 1, Math.max(0, (state.pinned ?? -move) + move));
+      const i = Math.min(trajectory.header.length - 1, Math.max(0, (state.pinned ?? -move) + move));
       spans[i].scrollIntoView({ block: "nearest" });
       inspect(i, true, spans[i]);
     };
     article.append(header, text, scores);
-    $("arms").append(article);
-    return { arm, look, article, text, spans, texts, facts, scores, asText, asFile, classes: [], shown: [] };
+    $("trajectories").append(article);
+    return { trajectory, style, article, text, spans, texts, facts, scores, asText, asFile, classes: [], shown: [] };
   }
 
-  // One frame of every arm. Only what differs from the last paint is touched.
+  // Show one frame of every trajectory. Only what differs from the last paint is touched.
   function paint() {
-    state.arms.forEach((arm, a) => paintArm(arm, state.views[a]));
-    const n = frames() - 1, r = state.at, arm = state.arms.reduce((x, y) => (total(x) < total(y) ? y : x));
+    state.trajectories.forEach((trajectory, index) => paintTrajectory(trajectory, state.views[index]));
+    const n = frames() - 1, r = state.at, trajectory = state.trajectories.reduce((x, y) => (total(x) < total(y) ? y : x));
     $("scrub").value = r;
-    const halted = state.arms.some(stopped), at = `call ${r + 1} of ${n} · t ${frameAt(arm, r).t.toFixed(3)}`;
+    const halted = state.trajectories.some(stopped), at = `call ${r + 1} of ${n} · t ${frameAt(trajectory, r).t.toFixed(3)}`;
     $("where").textContent = r < n ? at : halted ? `stopped at call ${n + 1}` : `output after ${n} calls`;
     $("scrub").setAttribute("aria-valuetext", $("where").textContent);
     for (const cursor of document.querySelectorAll(".chart line")) {
@@ -274,27 +279,27 @@ const limpet = (() => {
     if (i !== null) paintPosition(i);
   }
 
-  function paintArm(arm, view) {
-    const frame = frameAt(arm, state.at);
+  function paintTrajectory(trajectory, view) {
+    const frame = frameAt(trajectory, state.at);
     if (!frame) return;
-    const r = Math.min(state.at, arm.frames.length - 1), last = r === total(arm) - 1;
-    const guess = state.show === "guess", tokens = guess ? frame.guess : frame.input;
-    const since = guess ? frame.guessSince : frame.since, byAge = state.colour === "age";
-    const law = last ? arm.frames[r - 1] : frame; // the output's confidence is its readout's
+    const r = Math.min(state.at, trajectory.frames.length - 1), last = r === total(trajectory) - 1;
+    const isTop = state.show === "top", tokens = isTop ? frame.top : frame.modelInput;
+    const since = isTop ? frame.topSince : frame.since, byAge = state.colour === "age";
+    const predicted = last ? trajectory.frames[r - 1] : frame; // the output has the confidence of the final step
     let changed = 0;
     for (let i = 0; i < tokens.length; i++) {
       const fresh = r > 0 && since[i] === r;
       if (fresh) changed++;
       const level = byAge ? Math.min(7, Math.floor(Math.log2(1 + r - since[i]) * 1.6))
-        : Math.min(7, Math.floor(8 * (1 - law.deficit[i] / DEFICIT)));
-      const kind = `k${level}${classesOf(arm, frame.marks[i])}${fresh ? " changed" : ""}`;
+        : Math.min(7, Math.floor(8 * (1 - predicted.deficit[i] / DEFICIT)));
+      const kind = `k${level}${classesOf(trajectory, frame.masks[i])}${fresh ? " changed" : ""}`;
       if (view.classes[i] !== kind) { view.spans[i].className = kind; view.classes[i] = kind; }
       if (view.shown[i] !== tokens[i]) {
-        view.texts[i].data = visibleWord(arm.words.get(tokens[i]) ?? "\ufffd");
+        view.texts[i].data = visibleText(trajectory.tokenTexts.get(tokens[i]) ?? "\ufffd");
         view.shown[i] = tokens[i];
       }
     }
-    const counts = arm.header.marks.map((name, bit) => `${frame.counts[bit]} ${name}`).slice(1);
+    const counts = trajectory.header.masks.map((name, bit) => `${frame.counts[bit]} ${name}`).slice(1);
     view.counted = [...counts, `${changed} changed`];
     const deficit = frame.meanDeficit === null ? [] : [`deficit ${frame.meanDeficit.toFixed(3)}`];
     view.facts.textContent = [...view.counted, ...deficit].join(" · ");
@@ -317,7 +322,7 @@ const limpet = (() => {
     }
   }
 
-  // What is known of a position, beside its word: while it is pointed at, or until it is let go.
+  // Show the history of a position beside its word: while it is pointed at, or until it is unpinned.
   function inspect(i, pin, anchor = null) {
     if (pin) { state.pinned = i; state.hovered = null; } else state.hovered = i;
     if (anchor && (pin || state.pinned === null)) state.anchor = anchor;
@@ -328,7 +333,7 @@ const limpet = (() => {
     if (shown !== null) paintPosition(shown);
   }
 
-  // Under the word, or over it where there is more room; a sheet at the bottom of a narrow screen.
+  // Place a panel under its anchor, or above it where there is more room; on a narrow screen it is a sheet at the bottom.
   function place(panel, anchor) {
     if (!anchor?.isConnected) return;
     const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
@@ -344,82 +349,84 @@ const limpet = (() => {
 
   function paintPosition(i) {
     const sides = make("div", "sides");
-    state.arms.forEach((arm, a) => {
-      const frame = frameAt(arm, state.at);
-      if (!frame || i >= arm.header.length) return;
-      const side = make("div", `side arm${a} ${state.views[a].look.classes}`), now = Math.min(state.at, arm.frames.length - 1);
-      const word = (token) => make("span", "word", JSON.stringify(flatWord(arm.words.get(token) ?? "\ufffd")));
-      const summary = make("p", "", `${arm.header.arm}: `);
-      summary.append(word(frame.input[i]), ` ${describe(arm, i, now)}`);
+    state.trajectories.forEach((trajectory, index) => {
+      const frame = frameAt(trajectory, state.at);
+      if (!frame || i >= trajectory.header.length) return;
+      const side = make("div", `side trajectory${index} ${state.views[index].style.classes}`), now = Math.min(state.at, trajectory.frames.length - 1);
+      const word = (token) => make("span", "word", JSON.stringify(flatText(trajectory.tokenTexts.get(token) ?? "\ufffd")));
+      const summary = make("p", "", `${trajectory.header.name}: `);
+      summary.append(word(frame.modelInput[i]), ` ${describe(trajectory, i, now)}`);
       side.append(summary);
-      if (now < total(arm) - 1 && !(frame.marks[i] & GIVEN)) {
-        const list = make("ol", "candidates"), k = arm.header.candidates;
+      if (now < total(trajectory) - 1 && !(frame.masks[i] & FIXED)) {
+        const list = make("ol", "candidates"), k = trajectory.header.candidates;
         for (let c = 0; c < k; c++) {
-          const mass = frame.mass[i * k + c] / MASS, item = make("li");
-          item.style.setProperty("--mass", `${100 * mass}%`);
-          item.append(word(frame.ids[i * k + c]), make("span", "", mass < 0.002 ? "< 0.2%" : `${(100 * mass).toFixed(1)}%`));
+          const prob = frame.topProbs[i * k + c] / PROB, item = make("li");
+          item.style.setProperty("--prob", `${100 * prob}%`);
+          item.append(word(frame.topTokens[i * k + c]), make("span", "", prob < 0.002 ? "< 0.2%" : `${(100 * prob).toFixed(1)}%`));
           list.append(item);
         }
         side.append(list);
       }
       const history = make("ol", "history");
-      for (let r = 0; r < arm.frames.length;) {
+      for (let r = 0; r < trajectory.frames.length;) {
         let end = r;
-        while (end + 1 < arm.frames.length && arm.frames[end + 1].input[i] === arm.frames[r].input[i]) end++;
+        while (end + 1 < trajectory.frames.length && trajectory.frames[end + 1].modelInput[i] === trajectory.frames[r].modelInput[i]) end++;
         const run = make("li", r <= now && now <= end ? "now" : "", end > r ? `${r + 1}–${end + 1} ` : `${r + 1} `);
-        run.append(word(arm.frames[r].input[i]));
-        for (const name of causes(arm, i, r)) run.append(" ", make("i", classOf(arm, name), name));
+        run.append(word(trajectory.frames[r].modelInput[i]));
+        for (const name of causes(trajectory, i, r)) run.append(" ", make("i", classOf(trajectory, name), name));
         history.append(run);
         r = end + 1;
       }
       side.append(history);
       sides.append(side);
     });
-    const head = make("div", "head"), button = (words, act) => {
-      const made = Object.assign(make("button", "", words), { type: "button" });
-      made.onclick = act;
-      head.append(made);
+    const head = make("div", "head"), addButton = (text, act) => {
+      const button = Object.assign(make("button", "", text), { type: "button" });
+      button.onclick = act;
+      head.append(button);
     };
-    head.append(make("h2", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: what stood here at each call`));
+    head.append(make("h2", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: its tokens, call by call`));
     if (state.pinned === i) {
-      const { arm } = state.views.find((view) => view.spans[i] === state.anchor) ?? state.views[0];
-      const word = arm.words.get(frameAt(arm, state.at)?.input[i]) ?? "";
-      if (state.fix && word) button(`Fix ${JSON.stringify(flatWord(word))} here`, () => { state.fix(arm.header, i, word); inspect(null, true); });
-      button("Close", () => { const { anchor } = state; inspect(null, true); anchor?.parentNode.focus({ preventScroll: true }); });
+      const { trajectory } = state.views.find((view) => view.spans[i] === state.anchor) ?? state.views[0];
+      const word = trajectory.tokenTexts.get(frameAt(trajectory, state.at)?.modelInput[i]) ?? "";
+      if (state.onFix && word) {
+        addButton(`Fix ${JSON.stringify(flatText(word))} here`, () => { state.onFix(trajectory.header, i, word); inspect(null, true); });
+      }
+      addButton("Close", () => { const { anchor } = state; inspect(null, true); anchor?.parentNode.focus({ preventScroll: true }); });
     }
     $("position").replaceChildren(head, sides);
     for (const run of document.querySelectorAll(".history .now")) run.parentNode.scrollTop = run.offsetTop - run.parentNode.offsetTop - 30;
     place($("position"), state.anchor);
   }
 
-  // The marks by which the value that frame r shows came about: what the call before did there, or of marks that nobody
-  // here knows, what it set anew.
-  function causes(arm, i, r) {
+  // The masks that explain why the token of frame r differs from the one before: the actions of the call before; of masks
+  // unknown here, those that it newly set.
+  function causes(trajectory, i, r) {
     if (r === 0) return [];
-    const before = r > 1 ? arm.frames[r - 2].marks[i] : 0;
-    return marksIn(arm, arm.frames[r - 1].marks[i]).filter((name) =>
-      COLOURED.includes(name) ? DEEDS.includes(name) : !marksIn(arm, before).includes(name));
+    const before = r > 1 ? trajectory.frames[r - 2].masks[i] : 0;
+    return masksIn(trajectory, trajectory.frames[r - 1].masks[i]).filter((name) =>
+      STYLED.includes(name) ? ACTIONS.includes(name) : !masksIn(trajectory, before).includes(name));
   }
 
-  function describe(arm, i, now) {
-    const names = marksIn(arm, arm.frames[now].marks[i]);
+  function describe(trajectory, i, now) {
+    const names = masksIn(trajectory, trajectory.frames[now].masks[i]);
     const since = (name) => {
-      const bit = arm.header.marks.indexOf(name);
+      const bit = trajectory.header.masks.indexOf(name);
       let first = now;
-      while (first > 0 && arm.frames[first - 1].marks[i] >> bit & 1) first--;
-      if (DEEDS.includes(name)) return `${name} in call ${Math.min(now + 1, arm.header.calls)}`; // the output has its readout's
-      return name === "given" ? name : `${name} since call ${first + 1}`;
+      while (first > 0 && trajectory.frames[first - 1].masks[i] >> bit & 1) first--;
+      if (ACTIONS.includes(name)) return `${name} in call ${Math.min(now + 1, trajectory.header.calls)}`; // the output has the masks of the final step
+      return name === "fixed" ? name : `${name} since call ${first + 1}`;
     };
     return names.length ? names.map(since).join(", ") : "free";
   }
 
   // Timeline
 
-  // How many positions have the first mark of each sampler's own, and how sure the laws are.
+  // Two charts: how many positions have the first mask of the samplers' own, and the mean deficit.
   function charts() {
-    const own = [...new Set(state.arms.flatMap((arm) => arm.header.marks.slice(1, 2)))].join(" / ");
-    const counts = { title: `${own} positions`, value: (frame) => frame.counts[1] ?? 0, top: (arm) => arm.header.length, text: (v) => v };
-    const values = () => state.arms.flatMap((arm) => arm.frames.map((frame) => frame.meanDeficit));
+    const own = [...new Set(state.trajectories.flatMap((trajectory) => trajectory.header.masks.slice(1, 2)))].join(" / ");
+    const counts = { title: `${own} positions`, value: (frame) => frame.counts[1] ?? 0, top: (trajectory) => trajectory.header.length, text: (v) => v };
+    const values = () => state.trajectories.flatMap((trajectory) => trajectory.frames.map((frame) => frame.meanDeficit));
     const deficit = { title: "mean deficit", value: (frame) => frame.meanDeficit, top: () => Math.max(...values()), text: (v) => v.toFixed(3) };
     return own ? [counts, deficit] : [deficit];
   }
@@ -428,7 +435,7 @@ const limpet = (() => {
     $("timeline").replaceChildren(...charts().map((chart) => {
       const figure = make("figure"), caption = make("figcaption");
       const drawing = svg("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: "chart", role: "img" });
-      state.views.forEach((view) => drawing.append(svg("path", { class: view.look.classes })));
+      state.views.forEach((view) => drawing.append(svg("path", { class: view.style.classes })));
       drawing.append(svg("line", { x1: 0, x2: 0, y1: 0, y2: 40 }));
       const seek = (event) => {
         if (event.type === "pointermove" && !event.buttons) return;
@@ -451,36 +458,36 @@ const limpet = (() => {
     const figures = $("timeline").children;
     charts().forEach((chart, c) => {
       const drawing = figures[c].querySelector("svg"), n = frames() - 1;
-      const ends = [], top = Math.max(1e-9, ...state.arms.map(chart.top)); // one scale for all
+      const ends = [], top = Math.max(1e-9, ...state.trajectories.map(chart.top)); // one scale for all trajectories
       figures[c].querySelector(".top").textContent = chart.text(top);
-      state.arms.forEach((arm, a) => {
-        const points = arm.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
-        drawing.children[a].setAttribute("d", points.map(([v, r], k) =>
+      state.trajectories.forEach((trajectory, index) => {
+        const points = trajectory.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
+        drawing.children[index].setAttribute("d", points.map(([v, r], k) =>
           `${k ? "L" : "M"}${(r / n * 100).toFixed(2)} ${(38.5 - 37 * v / top).toFixed(2)}`).join(""));
-        if (points.length) ends.push(`${arm.header.arm} ${chart.text(points[points.length - 1][0])}`);
+        if (points.length) ends.push(`${trajectory.header.name} ${chart.text(points[points.length - 1][0])}`);
       });
       figures[c].querySelector(".value").textContent = ends.join(" · ");
       drawing.setAttribute("aria-label", `${chart.title} by call; last: ${ends.join(", ")}`);
     });
   }
 
-  // Moving
+  // Navigation
 
   function announce() {
-    const parts = state.arms.map((arm, a) => {
-      const frame = frameAt(arm, state.at);
-      return frame ? `${arm.header.arm}: ${state.views[a].counted.join(", ")}` : "";
+    const parts = state.trajectories.map((trajectory, index) => {
+      const frame = frameAt(trajectory, state.at);
+      return frame ? `${trajectory.header.name}: ${state.views[index].counted.join(", ")}` : "";
     });
     $("announcer").textContent = `${$("where").textContent}. ${parts.join(". ")}.`;
   }
 
-  function go(r, told = true) {
-    if (!state.arms.length) return;
+  function go(r, isAnnounced = true) {
+    if (!state.trajectories.length) return;
     const end = Math.max(0, arrived() - 1);
     state.at = Math.min(Math.max(0, r), end);
     state.follow = state.at === end;
     paint();
-    if (told && !state.timer) announce();
+    if (isAnnounced && !state.timer) announce();
   }
 
   function pause() {
@@ -492,7 +499,7 @@ const limpet = (() => {
 
   function play() {
     if (state.timer) { pause(); announce(); return; }
-    if (!state.arms.length) return;
+    if (!state.trajectories.length) return;
     if (state.at >= arrived() - 1 && !state.live) go(0, false);
     $("play").classList.add("playing");
     $("play").setAttribute("aria-label", "Pause");
@@ -501,10 +508,10 @@ const limpet = (() => {
     }, Number($("speed").value));
   }
 
-  // What comes in
+  // Incoming frames
 
   function extend(parts) {
-    for (const part of parts) addFrame(state.arms[part.arm], fromBase64(part.frame), part.words);
+    for (const part of parts) addFrame(state.trajectories[part.index], fromBase64(part.frame), part.token_texts);
     if (arrived() === 1) setLetters();
     paintTimeline();
     if (state.follow && !state.timer) { state.at = arrived() - 1; }
@@ -512,19 +519,19 @@ const limpet = (() => {
   }
 
   function setLetters() {
-    state.arms.forEach((arm, a) => {
-      const words = [...arm.words.values()];
-      state.views[a].text.classList.toggle("letters", words.length > 0 && words.every((word) => [...word].length === 1));
+    state.trajectories.forEach((trajectory, index) => {
+      const texts = [...trajectory.tokenTexts.values()];
+      state.views[index].text.classList.toggle("letters", texts.length > 0 && texts.every((text) => [...text].length === 1));
     });
   }
 
   function end(results) {
     state.live = false;
-    results.forEach((result, a) => Object.assign(state.arms[a], result));
+    results.forEach((result, index) => Object.assign(state.trajectories[index], result));
     finish();
   }
 
-  // Nothing more comes: what came can be looked at, and kept.
+  // The run was stopped: its frames stay, and can be downloaded.
   function halt() {
     if (!state.live) return;
     state.live = false;
@@ -532,11 +539,11 @@ const limpet = (() => {
   }
 
   function finish() {
-    state.arms.forEach((arm, a) => {
-      const view = state.views[a];
-      view.asText.disabled = !arm.frames.length || (arm.text === null && !stopped(arm));
-      view.asFile.disabled = arm.frames.length < 2;
-      view.scores.replaceChildren(...scoreLine(arm.scores));
+    state.trajectories.forEach((trajectory, index) => {
+      const view = state.views[index];
+      view.asText.disabled = !trajectory.frames.length || (trajectory.text === null && !stopped(trajectory));
+      view.asFile.disabled = trajectory.frames.length < 2;
+      view.scores.replaceChildren(...scoreLine(trajectory.scores));
     });
     announce();
   }
@@ -544,7 +551,7 @@ const limpet = (() => {
   function scoreLine(scores) {
     if (scores.perplexity === undefined) return [];
     const { judge, digest, precision, convention, counted } = scores;
-    const how = [digest?.slice(0, 12), precision, convention, counted === undefined ? undefined : `${counted} tokens counted`];
+    const how = [digest?.slice(0, 12), precision, convention, counted === undefined ? undefined : `${counted} tokens scored`];
     const parts = [make("b", "", scores.perplexity.toFixed(1)), ` perplexity under ${judge} (${how.filter(Boolean).join(", ")})`];
     for (const name of ["entropy", "rep-4"]) {
       if (scores[name] !== undefined) parts.push(" · ", make("b", "", scores[name].toFixed(name === "entropy" ? 2 : 3)), ` ${name}`);
@@ -552,11 +559,11 @@ const limpet = (() => {
     return parts;
   }
 
-  // Files to look at, unless something else is wanted by the time that they are read.
-  async function open(files, wanted = () => true) {
-    const arms = await Promise.all(files.map(readFile));
-    if (!wanted()) return;
-    Object.assign(state, { arms, at: 0, live: false, follow: false });
+  // Show files, unless `isWanted` says no by the time that they are read.
+  async function open(files, isWanted = () => true) {
+    const trajectories = await Promise.all(files.map(readFile));
+    if (!isWanted()) return;
+    Object.assign(state, { trajectories, at: 0, live: false, follow: false });
     build();
     setLetters();
     paintTimeline();
@@ -565,20 +572,20 @@ const limpet = (() => {
     performance.mark("opened");
   }
 
-  // A word or two on whatever is pointed at or has the focus, where somebody wrote them.
+  // Tooltips of the elements with data-tip, on hover and on focus.
   function tips() {
     const tip = $("tip");
     let of = null;
     const hide = () => { tip.hidden = true; of?.removeAttribute("aria-describedby"); of = null; };
     const show = (event) => {
-      const told = event.target.closest?.("[data-tip]");
-      if (!told) return hide();
-      tip.textContent = told.dataset.tip;
+      const described = event.target.closest?.("[data-tip]");
+      if (!described) return hide();
+      tip.textContent = described.dataset.tip;
       tip.hidden = false;
       of?.removeAttribute("aria-describedby");
-      of = event.type === "focusin" ? event.target : told.querySelector("input, select") ?? told;
+      of = event.type === "focusin" ? event.target : described.querySelector("input, select") ?? described;
       of.setAttribute("aria-describedby", "tip");
-      place(tip, told.querySelector("input, select") ?? told);
+      place(tip, described.querySelector("input, select") ?? described);
     };
     document.addEventListener("pointerover", show);
     document.addEventListener("focusin", show);
@@ -586,18 +593,18 @@ const limpet = (() => {
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   }
 
-  // The tallest any frame needs, kept, so that nothing below moves while frames go by.
+  // Give every text the height of its tallest frame, so that nothing below moves during playback.
   function fixHeight() {
     const now = state.at, tallest = state.views.map(() => 0);
     for (let r = 0; r < arrived(); r++) {
       go(r, false);
-      state.views.forEach((view, a) => { tallest[a] = Math.max(tallest[a], view.text.offsetHeight); });
+      state.views.forEach((view, index) => { tallest[index] = Math.max(tallest[index], view.text.offsetHeight); });
     }
-    state.views.forEach((view, a) => { view.text.style.minHeight = `${tallest[a]}px`; });
+    state.views.forEach((view, index) => { view.text.style.minHeight = `${tallest[index]}px`; });
     go(now, false);
   }
 
-  function wire() {
+  function addListeners() {
     $("first").onclick = () => { pause(); go(0); };
     $("last").onclick = () => { pause(); go(Infinity); };
     $("back").onclick = () => { pause(); go(state.at - 1); };
@@ -608,31 +615,31 @@ const limpet = (() => {
     $("show").onchange = () => { state.show = $("show").value; go(state.at); };
     $("colour").onchange = () => {
       state.colour = $("colour").value;
-      $("arms").classList.remove("confidence", "age", "none");
-      $("arms").classList.add(state.colour);
+      $("trajectories").classList.remove("confidence", "age", "none");
+      $("trajectories").classList.add(state.colour);
       buildLegend();
       go(state.at);
     };
-    $("layout").onchange = () => { $("arms").classList.toggle("grid", $("layout").value === "grid"); };
-    $("arms").classList.add(state.colour);
-    $("arms").addEventListener("scroll", markTab, { passive: true });
+    $("layout").onchange = () => { $("trajectories").classList.toggle("grid", $("layout").value === "grid"); };
+    $("trajectories").classList.add(state.colour);
+    $("trajectories").addEventListener("scroll", markTab, { passive: true });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") inspect(null, true);
       const tag = event.target.tagName, typing = ["INPUT", "SELECT", "TEXTAREA"].includes(tag);
       if (event.altKey || event.ctrlKey || event.metaKey) return;
-      if (typing && !(event.target === $("scrub") && event.key === " ")) return; // the scrubber knows its other keys
+      if (typing && !(event.target === $("scrub") && event.key === " ")) return; // the slider handles its other keys itself
       if (event.key === " " && (tag === "BUTTON" || tag === "SUMMARY")) return;
       const act = {
         ArrowLeft: () => { pause(); go(state.at - 1); }, ArrowRight: () => { pause(); go(state.at + 1); },
         Home: () => { pause(); go(0); }, End: () => { pause(); go(Infinity); }, " ": play,
       }[event.key];
-      if (!act || !state.arms.length) return;
+      if (!act || !state.trajectories.length) return;
       event.preventDefault();
       act();
     });
   }
 
-  wire();
+  addListeners();
   tips();
-  return { begin, extend, end, halt, open, go, play, fixHeight, state, make, fileOf, data, narrow, looksOf };
+  return { begin, extend, end, halt, open, go, play, fixHeight, state, make, fileOf, data, narrow, stylesOf };
 })();

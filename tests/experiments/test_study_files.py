@@ -5,9 +5,9 @@ from typing import Literal
 
 import pytest
 
-from lab_cases import contents
+from study_cases import result_files
 from limpet.errors import LimpetError
-from limpet.experiments import Shelf, Store, collect, report, run, study_files, units
+from limpet.experiments import ModelCache, Store, collect, report, run, study_files, units
 from limpet.experiments.executors import local
 from limpet.files import Toml
 from limpet.samplers import CRS, Native
@@ -55,27 +55,27 @@ def write(tmp_path, text):
 
 
 def test_a_file_is_a_study(tmp_path):
-    shelf, store = Shelf(), Store(tmp_path / "store")
-    made = study_files.load(write(tmp_path, GOOD), shelf)
+    models, store = ModelCache(), Store(tmp_path / "store")
+    made = study_files.load(write(tmp_path, GOOD), models)
     assert made.name == "budgets"
     assert [cell.sampler for cell in made.cells] == [
         Native(nfe=4), CRS(nfe=4, budget=0.1, count=7), CRS(nfe=4, budget=0.1, values="second"),
     ]  # fmt: skip
     assert made.cell("second").replay == "CRS, small"
-    run(made, store, local(shelf=shelf), shelf)
+    run(made, store, local(models=models), models)
     results = collect(made, store)
-    page = made.show(results)
+    page = made.build_report(results)
     assert [contrast.name for contrast in page.contrasts] == [
         "nll: CRS, small less native", "entropy: second less CRS, small",
     ]  # fmt: skip
     assert page.contrasts[0].estimate.mean == pytest.approx(results.contrast("CRS, small", "native").mean)
-    html = report.write(results, tmp_path / "report").read_text()
+    html = report.write_report(results, tmp_path / "report").read_text()
     assert "CRS, small" in html
 
 
 def test_several_models_cross_the_arms(tmp_path):
     text = GOOD.replace('model = "exact:words"', 'models = ["exact:words", "exact:chain"]')
-    made = study_files.load(write(tmp_path, text), Shelf())
+    made = study_files.load(write(tmp_path, text), ModelCache())
     assert len(made.cells) == 6
     assert made.cell("exact:chain/second").replay == "exact:chain/CRS, small"
 
@@ -125,10 +125,10 @@ def test_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, old, new, line,
     assert old in GOOD
     path = write(tmp_path, GOOD.replace(old, new, 1))
     with pytest.raises(LimpetError) as caught:
-        study_files.load(path, Shelf())
+        study_files.load(path, ModelCache())
     assert f"{path}, line {line}: " in str(caught.value)
     assert says in str(caught.value)
-    assert contents(tmp_path) == {}
+    assert result_files(tmp_path) == {}
 
 
 def test_a_file_whose_name_cannot_be_a_folders_needs_another(tmp_path):
@@ -166,27 +166,27 @@ def test_a_sampler_stands_beside_the_file(tmp_path, monkeypatch):
         (tmp_path / folder / "mine.py").write_text(MINE)
         made = study_files.load(write(tmp_path / folder, text))
         assert (made.cell("native").sampler.push, made.cell("native").sampler.nfe) == (0.5, 4)
-        keys.append([unit.key for unit in units.resolve(made, Shelf()).units])
+        keys.append([unit.key for unit in units.resolve(made, ModelCache()).units])
     assert keys[0] == keys[1]
     (tmp_path / "a/mine.py").write_text(MINE.replace("How far.", "How far, in words."))
-    changed = [unit.key for unit in units.resolve(study_files.load(tmp_path / "a/budgets.toml"), Shelf()).units]
+    changed = [unit.key for unit in units.resolve(study_files.load(tmp_path / "a/budgets.toml"), ModelCache()).units]
     assert [one == other for one, other in zip(changed, keys[0], strict=True)] == [False, True, True, True] * 2
 
 
 def test_prompts_stand_beside_the_file(tmp_path):
     (tmp_path / "prompts.txt").write_text("sand salt\nmoon mood\nwind wing\nrose rain\n")
     text = GOOD.replace('title = "Budgets"', 'prompts = {texts = "prompts.txt", tokens = 5, each = 2}')
-    shelf, store = Shelf(), Store(tmp_path / "store")
-    made = study_files.load(write(tmp_path, text), shelf)
-    run(made, store, local(shelf=shelf), shelf)
-    plan = store.read_plan(units.filed(made))
+    models, store = ModelCache(), Store(tmp_path / "store")
+    made = study_files.load(write(tmp_path, text), models)
+    run(made, store, local(models=models), models)
+    plan = store.read_plan(units.plan_name(made))
     tokens = [store.read(key).tensors["tokens"] for key in plan["cells"][0]["keys"]]
-    texts = [shelf.model("exact:words").tokenizer.decode(row[:5].tolist()) for shard in tokens for row in shard]
+    texts = [models.model("exact:words").tokenizer.decode(row[:5].tolist()) for shard in tokens for row in shard]
     assert texts == ["sand ", "sand ", "moon ", "moon "]
     short = text.replace("tokens = 5", "tokens = 50")
-    made = study_files.load(write(tmp_path, short), shelf)
+    made = study_files.load(write(tmp_path, short), models)
     with pytest.raises(LimpetError, match="of 50 tokens or more; 'sand salt' is shorter"):
-        run(made, store, local(shelf=shelf), shelf)
+        run(made, store, local(models=models), models)
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,11 @@ def test_run_status_report(file, tmp_path, capfd):
     first = json.loads(capfd.readouterr().out)["mine"]
     assert limpet("status", file, *store, "--json") == 0
     status = json.loads(capfd.readouterr().out)[0]
-    assert (status["done"], status["units"]) == (first["made"], 4)
+    assert (status["done"], status["units"]) == (first["computed"], 4)
     with pytest.raises(LimpetError, match="units of mine are missing"):
         limpet("report", file, *store, "--out", tmp_path / "report")
     assert limpet("run", file, *store, "--json") == 0
-    assert json.loads(capfd.readouterr().out)["mine"]["found"] == first["made"]
+    assert json.loads(capfd.readouterr().out)["mine"]["found"] == first["computed"]
     assert limpet("report", file, *store, "--out", tmp_path / "report") == 0
     assert (tmp_path / "report/mine/index.html").is_file()
     capfd.readouterr()

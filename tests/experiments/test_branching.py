@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from lab_cases import BASE, NATIVE, nothing
+from study_cases import BASE, NATIVE, no_report
 from limpet.errors import LimpetError
-from limpet.experiments import Cell, Shelf, Store, Study, collect, run, units
+from limpet.experiments import Cell, ModelCache, Store, Study, collect, run, units
 from limpet.experiments.executors import local
 from limpet.experiments.study import Prompts
 from limpet.generation import Counted, sample
@@ -23,8 +23,8 @@ from limpet.samplers.context import State
 WORDS = source("exact:words")
 
 
-class Watched(Shelf):
-    """A shelf whose only model counts the calls of its body."""
+class Watched(ModelCache):
+    """A models whose only model counts the calls of its body."""
 
     def __init__(self):
         super().__init__()
@@ -41,13 +41,13 @@ class Watched(Shelf):
 
 
 def run_all(cells, ctx, seeds=(5,)):
-    shelf = Watched()
-    made = Study("paths", "paths", tuple(cells), seeds, nothing)
+    models = Watched()
+    made = Study("paths", "paths", tuple(cells), seeds, no_report)
     store = Store(ctx)
-    summary = run(made, store, local(shelf=shelf), shelf)
+    summary = run(made, store, local(models=models), models)
     assert not summary.failed
-    plan = store.read_plan(units.filed(made))
-    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, shelf.counted.calls
+    plan = store.read_plan(units.plan_name(made))
+    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, models.counted.calls
 
 
 def alone(cell, seed, recorded=None, prefix=None):
@@ -274,7 +274,7 @@ def test_the_visible_labels_are_counted_as_the_paper_counts_them(tmp_path):
     steps = range(warmup, BASE.nfe - 1)
     expected = torch.stack([(at < r).sum(-1) for r in steps]).double()
     assert found["CRS"][0].rows["columns"]["visible"] == expected.sum(0).tolist()
-    results = collect(Study("paths", "paths", (cell,), (5,), nothing), Store(tmp_path))
+    results = collect(Study("paths", "paths", (cell,), (5,), no_report), Store(tmp_path))
     assert results("CRS", "visible").mean == pytest.approx(float(expected.mean(0).mean()))
 
 

@@ -1,4 +1,4 @@
-"""A scatter on its page: all that it holds comes back, nothing of it is markup, nothing is fetched, equal data give
+"""A scatter on its page: all that it holds comes back, no_report of it is markup, no_report is fetched, equal data give
 equal bytes; and in a real browser, by mouse, keyboard and touch, texts of any dots stand side by side."""
 
 import base64
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from limpet.evaluation.statistics import Estimate
 from limpet.experiments import Results, render, report
-from limpet.experiments.contents import Dot, Entry, Figure, Page, Panel, Scatter, Series, Table
+from limpet.experiments.report_content import Point, Entry, Figure, ReportContent, Panel, ScatterPlot, Series, Table
 from limpet.experiments.study import Cell, Study
 from limpet.html import for_script, hashed
 from limpet.recording import page as view
@@ -42,20 +42,20 @@ def dot(panel, family, arm):
     """Dots of a panel stand well apart, so that a pointer means one of them."""
     i = [name for arms in ARMS.values() for name in arms].index(arm)
     texts = (f"{arm} writes <b>first</b> in {panel}", WORSE)
-    return Dot(arm, family, estimate(3 + i / 7), estimate(5 - i / 3 + panel / 3), f"{panel}/{arm}", texts)
+    return Point(arm, family, estimate(3 + i / 7), estimate(5 - i / 3 + panel / 3), f"{panel}/{arm}", texts)
 
 
 PANELS = {
     title: [dot(panel, family, arm) for family, arms in ARMS.items() for arm in arms]
     for panel, title in enumerate(TITLES)
 }
-SCATTER = Scatter("all", f"All of them. {HOSTILE}", "entropy", "NLL", PANELS, ("top-p",))
+SCATTER = ScatterPlot("all", f"All of them. {HOSTILE}", "entropy", "NLL", PANELS, ("top-p",))
 STILL = Figure("all", "All, still.", (Panel("p", "x", "y", (Series("s", (1, 2), (1, 2)),)),))
 
 
-def results(show=lambda _: Page(figures=(STILL,), scatters=(SCATTER,))):
+def results(show=lambda _: ReportContent(figures=(STILL,), scatters=(SCATTER,))):
     cells = tuple(Cell(one.cell, "exact:words", Native(nfe=2), 1) for dots in PANELS.values() for one in dots)
-    study = Study("scattered", "Scattered", cells, (1, 2, 3), show, shown=2)
+    study = Study("scattered", "Scattered", cells, (1, 2, 3), show, texts_per_cell=2)
     numbers = {one.cell: {"nll": one.y, "entropy": one.x} for dots in PANELS.values() for one in dots}
     texts = {one.cell: list(one.texts) for dots in PANELS.values() for one in dots}
     return Results(study, {"models": {}, "samples in a shard": [1]}, numbers, texts=texts)
@@ -64,7 +64,7 @@ def results(show=lambda _: Page(figures=(STILL,), scatters=(SCATTER,))):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("reports") / "scattered"
-    report.write(results(), made)
+    report.write_report(results(), made)
     return made
 
 
@@ -119,11 +119,11 @@ def test_texts_stand_once_and_are_read_back(folder):
     assert report.texts_of((folder / "index.html").read_text()) == results().texts
     for other in ("report.json", "report.md"):
         assert "writes" not in (folder / other).read_text()
-    assert report.read(results().study, folder).texts == results().texts
+    assert report.read_report(results().study, folder).texts == results().texts
 
 
 def test_a_report_with_texts_is_written_anew_the_same(folder, tmp_path):
-    report.write(report.read(results().study, folder), tmp_path)
+    report.write_report(report.read_report(results().study, folder), tmp_path)
     written = [path.relative_to(folder) for path in folder.rglob("*.*")]
     assert Path("index.html") in written
     for path in written:
@@ -168,7 +168,7 @@ def test_a_page_without_scatters_has_no_script():
 def test_a_terse_table_says_the_same():
     rows = (((Entry("<td>"), Entry("1 ± 2", "3")), (Entry('a style="text-align:right"'), Entry(""))),)
     whole = render.html(render.markdown(Table("t", "A </td>\ncaption", ("Arm", "GenPPL"), rows)))
-    short = render.terse(whole)
+    short = render.minify(whole)
     assert len(short) < len(whole)
     words = []
     for page in (whole, short):

@@ -16,9 +16,9 @@ import scipy.stats
 from limpet import style as looks
 from limpet.evaluation.judges import CONVENTIONS
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Shelf, Store, claims, collect, figures, render, report, run, units
-from limpet.experiments.claims import Printed
-from limpet.experiments.contents import Entry, Figure, Panel, Series, Table, number, signed
+from limpet.experiments import ModelCache, Store, claims, collect, figures, render, report, run, units
+from limpet.experiments.claims import PublishedValue
+from limpet.experiments.report_content import Entry, Figure, Panel, Series, Table, format_estimate, format_signed
 from limpet.experiments.executors import local
 from limpet.models.exact_sources import source
 from limpet.paper.studies import preset, study
@@ -69,8 +69,8 @@ def test_bounds_are_students_and_one_sided():
         (claims.not_below("x", estimate(-1, 0.1)), "fails"),
         (claims.not_above("x", estimate(1, 0.1)), "fails"),
         (claims.not_above("x", Estimate(np.array([-1.0]))), "open"),
-        (claims.alike("x", estimate(0.04, 0.001), Printed(0.02, 0.02, 0.011)), "holds"),
-        (claims.alike("x", estimate(0.06, 0.001), Printed(0.02, 0.02, 0.011)), "fails"),
+        (claims.equivalent("x", estimate(0.04, 0.001), PublishedValue(0.02, 0.02, 0.011)), "holds"),
+        (claims.equivalent("x", estimate(0.06, 0.001), PublishedValue(0.02, 0.02, 0.011)), "fails"),
         (claims.below("x", Estimate(np.array([math.nan, -1.0]), ("outside the curve", None))), "open"),
     ],
 )
@@ -82,12 +82,12 @@ def test_a_finding_rests_on_its_bounds(finding, outcome):
     ("paper", "outcome"),
     [
         (None, ""),
-        (Printed(-1, -1), "right sign"),
-        (Printed(-2, -1), "right sign"),
-        (Printed(-1, 1), "wrong sign"),
-        (Printed(-1, -1, 0.4), "holds"),
-        (Printed(-1, -1, 0.44), "open"),
-        (Printed(1, 1, 0.4), "fails"),
+        (PublishedValue(-1, -1), "right sign"),
+        (PublishedValue(-2, -1), "right sign"),
+        (PublishedValue(-1, 1), "wrong sign"),
+        (PublishedValue(-1, -1, 0.4), "holds"),
+        (PublishedValue(-1, -1, 0.44), "open"),
+        (PublishedValue(1, 1, 0.4), "fails"),
     ],
 )
 def test_the_papers_numbers_are_judged_by_the_same_rule(paper, outcome):
@@ -97,7 +97,7 @@ def test_the_papers_numbers_are_judged_by_the_same_rule(paper, outcome):
 def test_a_verdict_on_the_papers_numbers():
     held, signed, left, wrong = (
         claims.below("x", estimate(1, 0.1), paper=paper)
-        for paper in (Printed(-1, -1, 0.1), Printed(-1, -1), Printed(-1, -1, 1), Printed(1, 1))
+        for paper in (PublishedValue(-1, -1, 0.1), PublishedValue(-1, -1), PublishedValue(-1, -1, 1), PublishedValue(1, 1))
     )
     for findings, verdict in {
         (held,): "supported",
@@ -110,7 +110,7 @@ def test_a_verdict_on_the_papers_numbers():
 
 
 def test_a_rule_of_one_sided_bounds_errs_as_often_as_it_says():
-    """Where there is nothing, one finding in twenty holds and one fails: 4000 draws, within four standard errors."""
+    """Where there is no_report, one finding in twenty holds and one fails: 4000 draws, within four standard errors."""
     rng, count = np.random.default_rng(0), 4000
     outcomes = [claims.below("x", Estimate(rng.normal(size=4))).outcome for _ in range(count)]
     error = 4 * math.sqrt(0.05 * 0.95 / count)
@@ -132,31 +132,31 @@ def test_a_verdict_needs_all_findings():
 
 def test_a_claim_in_short_and_as_json():
     """Few values one by one, many as their range; the paper's number where it prints one, else the side."""
-    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=Printed(-0.5, -0.5, 0.05)),
+    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=PublishedValue(-0.5, -0.5, 0.05)),
                                             claims.above("y", estimate(-2, 0.1))])  # fmt: skip
-    assert (few.here, few.there, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500 ± 0.05; above 0", "1 of 2 hold")
+    assert (few.measured, few.published, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500 ± 0.05; above 0", "1 of 2 hold")
     gone = claims.below("z", Estimate(np.array([math.nan, 1.0]), ("outside the curve", None)))
-    assert gone.here == "no value (outside the curve)"
-    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, i / 10), paper=Printed(i / 2, i / 2))
+    assert gone.measured == "no value (outside the curve)"
+    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, i / 10), paper=PublishedValue(i / 2, i / 2))
                                               for i in (3, 1, 2)] + [gone])  # fmt: skip
-    assert (many.here, many.there) == ("-3.00 to -1.00 (± 0.3 at most), 1 without a value", "+0.500 to +1.50")
+    assert (many.measured, many.published) == ("-3.00 to -1.00 (± 0.3 at most), 1 without a value", "+0.500 to +1.50")
     for claim in (few, many):
         stored = json.loads(json.dumps(claim.to_dict(), allow_nan=False))
         assert (stored["where"], stored["text"], stored["verdict"]) == (claim.where, claim.text, claim.verdict)
         for kept, finding in zip(stored["findings"], claim.findings, strict=True):
             own = Estimate.from_dict(kept)
             np.testing.assert_array_equal(own.values, finding.estimate.values)
-            words = kept["name"], kept["wanted"], kept["outcome"], kept["paper_outcome"], own.reasons
-            expected = finding.name, finding.wanted, finding.outcome, finding.paper_outcome, finding.estimate.reasons
+            words = kept["name"], kept["expected"], kept["outcome"], kept["paper_outcome"], own.reasons
+            expected = finding.name, finding.expected, finding.outcome, finding.paper_outcome, finding.estimate.reasons
             assert words == expected
 
 
 def test_numbers():
-    assert number(estimate(41.789, 0.84), 2) == "41.79 ± 0.84"
-    assert number(Estimate(np.array([1.0])), 1) == "1.0"
-    assert signed(estimate(0.5, 0.1), 1) == "+0.5 ± 0.1"
-    assert signed(estimate(-0.5, 0.1), 1) == "-0.5 ± 0.1"
-    assert signed(Estimate(np.array([math.nan, 1.0])), 1) == "n/a"
+    assert format_estimate(estimate(41.789, 0.84), 2) == "41.79 ± 0.84"
+    assert format_estimate(Estimate(np.array([1.0])), 1) == "1.0"
+    assert format_signed(estimate(0.5, 0.1), 1) == "+0.5 ± 0.1"
+    assert format_signed(estimate(-0.5, 0.1), 1) == "-0.5 ± 0.1"
+    assert format_signed(Estimate(np.array([math.nan, 1.0])), 1) == "n/a"
 
 
 TABLE = Table(
@@ -227,8 +227,8 @@ def test_no_legend_stands_over_data(name, monkeypatch):
 
     monkeypatch.setattr(canvas, "Figure", Kept)
     one = study(name, preset("mini-gpu"))
-    results = report.read(one, Path(__file__).parents[2] / "docs/reports/mini" / units.name(one))
-    for figure in report.shown(results).figures:
+    results = report.read_report(one, Path(__file__).parents[2] / "docs/reports/mini" / one.full_name)
+    for figure in report.content_of(results).figures:
         figures.draw(figure)
     legends = [*made[0].legends, *(axes.get_legend() for axes in made[0].axes if axes.get_legend())]
     assert legends
@@ -274,8 +274,8 @@ def test_every_colour_is_seen_on_its_paper(dark):
 
 def test_verdicts_have_a_colour_and_a_shape_and_tables_scroll_by_themselves():
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
-    text = "\n".join([f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings(one))}" for one in (yes, no)])
-    page = report.document("t", f"{text}\n{report.overview([report.Section('a', 'a', (yes, no))])}").decode()
+    text = "\n".join([f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings_table(one))}" for one in (yes, no)])
+    page = report.document("t", f"{text}\n{report.claims_table([report.IndexEntry('a', 'a', (yes, no))])}").decode()
     for said in ("<strong class=yes>supported</strong>", "<strong class=no>not supported</strong>",
                  "<span class=yes>holds</span>", "<span class=no>fails</span>", "<span class=yes>supported</span>, ",
                  "<span class=no>not supported</span>, "):  # fmt: skip
@@ -310,13 +310,13 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(store):
-    shelf, made = Shelf(), replace(study("frontier", preset("smoke")), toy=False)
-    run(made, store, local(shelf=shelf), shelf)
+    models, made = ModelCache(), replace(study("frontier", preset("smoke")), is_toy=False)
+    run(made, store, local(models=models), models)
     return collect(made, store)
 
 
 def test_a_report_is_one_page_and_a_folder(finished, tmp_path):
-    page = report.write(finished, tmp_path / "a")
+    page = report.write_report(finished, tmp_path / "a")
     links = Links()
     links.feed(page.read_text())
     assert links.found == []
@@ -324,16 +324,16 @@ def test_a_report_is_one_page_and_a_folder(finished, tmp_path):
     names = {str(path.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("*.*")}
     assert {"tables/frontier-base.tex", "tables/frontier-distilled.md", "figures/frontier.svg", "figures/frontier.png",
             "report.md", "report.json", "index.html"} <= names  # fmt: skip
-    report.write(finished, tmp_path / "b")
+    report.write_report(finished, tmp_path / "b")
     for path in (tmp_path / "a").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
 
 
 def test_a_report_holds_the_numbers(finished, store, tmp_path):
-    report.write(finished, tmp_path)
+    report.write_report(finished, tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     cell = document["cells"]["distilled/D/0.5"]
-    plan = store.read_plan(units.filed(finished.study))
+    plan = store.read_plan(units.plan_name(finished.study))
     keys = next(one["keys"] for one in plan["cells"] if one["name"] == "distilled/D/0.5")
     rows = [store.read(key).rows for key in keys]
     nll = [np.sum(r["columns"]["nll:0"]) / np.sum(r["columns"]["tokens:0"]) for r in rows]
@@ -366,15 +366,15 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
 def test_a_toy_does_not_stand_beside_the_paper(finished, tmp_path):
     """Neither the paper's numbers nor verdicts on its claims, on any page: the smallest preset and exact sources are
     toys, and the built-in models are none."""
-    assert [study("frontier", preset(name)).toy for name in ("smoke", "exact", "mini", "paper")] == [
+    assert [study("frontier", preset(name)).is_toy for name in ("smoke", "exact", "mini", "paper")] == [
         True,
         True,
         False,
         False,
     ]
-    toy = replace(finished, study=replace(finished.study, toy=True))
-    assert "[28.27 ± 0.53]" in report.markdown(finished, report.shown(finished))
-    report.write(toy, tmp_path)
+    toy = replace(finished, study=replace(finished.study, is_toy=True))
+    assert "[28.27 ± 0.53]" in report.markdown(finished, report.content_of(finished))
+    report.write_report(toy, tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["claims"] == []
     assert {one["paper"] for one in document["contrasts"]} == {""}
@@ -383,20 +383,20 @@ def test_a_toy_does_not_stand_beside_the_paper(finished, tmp_path):
         assert "[28.27" not in text
         assert "upported" not in text
         assert "| paper |" not in text
-    assert report.section(toy).claims == ()
-    assert document["cells"] == report.to_dict(report.kept(toy), report.shown(toy))["cells"]
+    assert report.index_entry(toy).claims == ()
+    assert document["cells"] == report.to_dict(report.rounded(toy), report.content_of(toy))["cells"]
 
 
 def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypatch):
     told: list[str] = []
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "matplotlib", None)
-        page = report.write(finished, tmp_path / "a", tell=told.append)
+        page = report.write_report(finished, tmp_path / "a", on_progress=told.append)
     assert told == ["frontier has tables alone: this needs matplotlib: pip install 'limpet[figures]'"]
     assert not (tmp_path / "a/figures").exists()
     assert "figures/" not in (tmp_path / "a/report.md").read_text()
     assert "<table" in page.read_text()
-    report.write(finished, tmp_path / "b", tell=told.append)
+    report.write_report(finished, tmp_path / "b", on_progress=told.append)
     assert len(told) == 1
     for table in (tmp_path / "b/tables").iterdir():
         assert (tmp_path / "a/tables" / table.name).read_bytes() == table.read_bytes()
@@ -404,22 +404,22 @@ def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypa
 
 def test_an_index_over_reports(finished, tmp_path):
     """Every claim with its numbers and verdict, in the order of the paper; other pages in the folder are linked."""
-    report.write(finished, tmp_path / "frontier-smoke")
+    report.write_report(finished, tmp_path / "frontier-smoke")
     (tmp_path / "audits").mkdir()
     (tmp_path / "audits/index.html").write_text("")
-    page = report.write_index([report.section(finished)], tmp_path)
+    page = report.write_index([report.index_entry(finished)], tmp_path)
     assert '<a href="frontier-smoke/index.html">frontier</a>' in page.read_text()
     assert '<a href="audits/index.html">audits</a>' in page.read_text()
     text = (tmp_path / "claims.md").read_text()
     links = "- [audits](audits/report.md)\n- [frontier](frontier-smoke/report.md)\n"
     assert text.startswith(f"# {report.TITLE}\n\n## Reports\n\n{links}\n## Claims\n")  # the reports first
-    tested = finished.study.show(finished).claims
+    tested = finished.study.build_report(finished).claims
     for claim in tested:
         row = next(line for line in text.splitlines() if claim.text in line)
-        assert f"| {claim.there} | {claim.paper_verdict} | {claim.here} | {claim.verdict}, {claim.count}" in row
+        assert f"| {claim.published} | {claim.paper_verdict} | {claim.measured} | {claim.verdict}, {claim.count}" in row
     places = [re.match(r"\| \[(.*?)\]", line).group(1) for line in text.splitlines() if line.startswith("| [")]
     assert places == sorted((claim.where for claim in tested), key=lambda where: (where[0] != "s", where))
-    assert report.overview([report.section(report.read(finished.study, tmp_path / "frontier-smoke"))]) in text
+    assert report.claims_table([report.index_entry(report.read_report(finished.study, tmp_path / "frontier-smoke"))]) in text
     anchors = re.findall(r"frontier-smoke/index.html#(claim-\d+)", page.read_text())
     assert all(f'<a id="{anchor}"></a>' in (tmp_path / "frontier-smoke/index.html").read_text() for anchor in anchors)
     assert len(set(anchors)) == len(tested)
@@ -427,8 +427,8 @@ def test_an_index_over_reports(finished, tmp_path):
 
 def test_verdicts_are_told_apart():
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
-    sections = [report.Section("a", "a", (no, yes)), report.Section("b", "b", (yes,)), report.Section("c", "c")]
-    assert report.tally(sections) == (
+    sections = [report.IndexEntry("a", "a", (no, yes)), report.IndexEntry("b", "b", (yes,)), report.IndexEntry("c", "c")]
+    assert report.count_verdicts(sections) == (
         "2 claims. Here: 1 supported, 1 not supported, 0 inconclusive, 0 not tested. The rule on the paper's own "
         "numbers: 0 supported, 0 not supported, 0 inconclusive, 0 by sign, 2 in words."
     )
@@ -438,11 +438,11 @@ def test_a_number_that_enters_two_claims_is_counted_once_and_said_so():
     one, other = estimate(-1, 0.1), estimate(-1, 0.2)
     both = claims.Claim("section 1", "both", [claims.below("x", one), claims.below("y", other)])
     alone, none = (claims.Claim("section 2", "alone", [claims.below("x", e)]) for e in (one, estimate(0, 0)))
-    assert report.told_twice([both, alone, none, none]) == [1, 0, 0, 0]
-    found = [report.Section("a", "a", (both, alone))]
-    assert report.tally(found).startswith("2 claims.")
-    lines = report.overview(found).splitlines()
+    assert report.shared_findings([both, alone, none, none]) == [1, 0, 0, 0]
+    found = [report.IndexEntry("a", "a", (both, alone))]
+    assert report.count_verdicts(found).startswith("2 claims.")
+    lines = report.claims_table(found).splitlines()
     assert lines[2].endswith("| supported, 2 of 2 hold; 1 of its numbers in another claim too |")
     assert lines[3].endswith("| supported, 1 of 1 hold |")
-    again = [*found, report.Section("b", "b", (claims.Claim("section 3", "again", [claims.below("x", one)]),))]
-    assert report.tally(again).startswith("2 claims.")
+    again = [*found, report.IndexEntry("b", "b", (claims.Claim("section 3", "again", [claims.below("x", one)]),))]
+    assert report.count_verdicts(again).startswith("2 claims.")

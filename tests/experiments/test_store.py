@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab_cases import contents
+from study_cases import result_files
 from limpet.errors import LimpetError
-from limpet.experiments.store import Damaged, Store, _place, _sealed, digest, key_of
+from limpet.experiments.store import DamagedUnitError, Store, process_space, _with_checksum, digest, unit_key
 
 FACTS, OTHER_FACTS = {"seed": 1}, {"seed": 2}
-KEY, OTHER = key_of(FACTS), key_of(OTHER_FACTS)
+KEY, OTHER = unit_key(FACTS), unit_key(OTHER_FACTS)
 FOLDER = f"units/{KEY[:2]}/{KEY}"
 TENSORS = {"tokens": torch.arange(12, dtype=torch.int32).view(3, 4), "labels": torch.zeros(3, 4, dtype=torch.int32)}
 ROWS = {"facts": FACTS, "nfe": 8, "columns": {"nll:é": [1.5, None, 0.1]}}
@@ -36,13 +36,13 @@ def test_a_unit_is_read_as_written(store):
     assert torch.equal(found.tensors["tokens"], TENSORS["tokens"])
     assert {name: found.rows[name] for name in ROWS} == ROWS
     assert store.read(OTHER) is None
-    assert store.look(KEY)[0] is not None
+    assert store.inspect(KEY)[0] is not None
 
 
 def test_equal_results_are_equal_bytes(store, tmp_path):
-    before = contents(tmp_path)
+    before = result_files(tmp_path)
     store.write(KEY, dict(reversed(TENSORS.items())), dict(reversed(ROWS.items())))
-    assert contents(tmp_path) == before
+    assert result_files(tmp_path) == before
     assert len(before) == 2
 
 
@@ -60,22 +60,22 @@ def test_any_cut_or_flipped_bit_is_noticed(tmp_path_factory, data):
     else:
         raw[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedUnitError):
         store.read(KEY)
-    assert store.look(KEY)[0] is None
+    assert store.inspect(KEY)[0] is None
 
 
 def test_rows_of_another_unit_are_not_believed(store, tmp_path):
     store.write(OTHER, TENSORS, ROWS | {"facts": OTHER_FACTS})
     for name in ("rows.json", "tokens.safetensors"):
         os.replace(tmp_path / f"units/{OTHER[:2]}/{OTHER}/{name}", tmp_path / FOLDER / name)
-    with pytest.raises(Damaged, match="seal"):
+    with pytest.raises(DamagedUnitError, match="seal"):
         store.read(KEY)
 
 
 def test_a_unit_without_its_tokens_is_damaged_and_without_its_rows_is_none(store, tmp_path):
     (tmp_path / f"{FOLDER}/tokens.safetensors").unlink()
-    with pytest.raises(Damaged, match="gone"):
+    with pytest.raises(DamagedUnitError, match="gone"):
         store.read(KEY)
     (tmp_path / f"{FOLDER}/rows.json").unlink()
     assert store.read(KEY) is None
@@ -85,9 +85,9 @@ def test_a_store_may_live_where_fsspec_reaches():
     store = Store(f"memory://{uuid.uuid4().hex}")
     store.write(KEY, TENSORS, ROWS)
     store.write_plan("study", {"cells": [], "shards": []})
-    store.sweep()
+    store.remove_partial_files()
     store.log({"nothing": "kept"})
-    assert store.look(KEY)[0] is not None
+    assert store.inspect(KEY)[0] is not None
     assert store.read_plan("study") == {"cells": [], "shards": []}
     with pytest.raises(LimpetError, match="holds no run of other: run the study first"):
         store.read_plan("other")
@@ -98,11 +98,11 @@ def test_what_dead_runners_left_is_swept_and_the_living_are_left_alone(store, tm
     child.wait()
     dead, alive, far = (
         tmp_path / "partial" / f"{host}-{pid}-x" for host, pid in
-        ((_place(), child.pid), (_place(), os.getpid()), ("elsewhere", child.pid))
+        ((process_space(), child.pid), (process_space(), os.getpid()), ("elsewhere", child.pid))
     )  # fmt: skip
     for path in (dead, alive, far):
         path.write_text("half")
-    store.sweep()
+    store.remove_partial_files()
     assert not dead.exists()
     assert alive.exists()
     assert far.exists()
@@ -112,14 +112,14 @@ FULL = """
 import resource, sys, torch
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from limpet.errors import LimpetError
-from limpet.lab.store import Store, key_of
-store, one, other = Store(sys.argv[1]), key_of(1), key_of(2)
+from limpet.lab.store import Store, unit_key
+store, one, other = Store(sys.argv[1]), unit_key(1), unit_key(2)
 store.write(one, {"tokens": torch.zeros(10, dtype=torch.int32)}, {"facts": 1})
 try:
     store.write(other, {"tokens": torch.zeros(10_000, dtype=torch.int32)}, {"facts": 2})
 except LimpetError as error:
     print(error)
-print(store.look(one)[0] is not None, store.look(other)[0] is not None)
+print(store.inspect(one)[0] is not None, store.inspect(other)[0] is not None)
 """
 
 
@@ -154,7 +154,7 @@ def test_plans_are_plain_json(store, tmp_path):
 def forged(store, root, rows, tokens=b"x"):
     """Rows with a true seal and digest, whatever they say."""
     rows = {"key": KEY, "tokens": digest(tokens), "facts": FACTS, **rows}
-    (root / FOLDER / "rows.json").write_bytes(_sealed(rows))
+    (root / FOLDER / "rows.json").write_bytes(_with_checksum(rows))
     (root / FOLDER / "tokens.safetensors").write_bytes(tokens)
 
 
@@ -179,19 +179,19 @@ HOSTILE_ROWS = {
 @pytest.mark.parametrize("kind", HOSTILE_ROWS)
 def test_rows_that_nobody_wrote_are_damaged_and_healed(store, tmp_path, kind):
     (tmp_path / FOLDER / "rows.json").write_bytes(HOSTILE_ROWS[kind])
-    assert store.look(KEY)[0] is None
-    assert "rows.json" in store.look(KEY)[1]
+    assert store.inspect(KEY)[0] is None
+    assert "rows.json" in store.inspect(KEY)[1]
     store.write(KEY, TENSORS, ROWS)
-    assert store.look(KEY)[0] is not None
+    assert store.inspect(KEY)[0] is not None
 
 
 def test_facts_are_held_against_the_key(store, tmp_path):
     """A seal can be made by anyone; the facts of another unit under this key are not believed."""
     forged(store, tmp_path, {"facts": OTHER_FACTS})
-    with pytest.raises(Damaged, match="other facts"):
+    with pytest.raises(DamagedUnitError, match="other facts"):
         store.read(KEY)
     forged(store, tmp_path, {"facts": None})
-    with pytest.raises(Damaged, match="other facts"):
+    with pytest.raises(DamagedUnitError, match="other facts"):
         store.read(KEY)
 
 
@@ -199,7 +199,7 @@ def test_facts_are_held_against_the_key(store, tmp_path):
                          ids=["text", "empty", "rank", "header", "offsets"])  # fmt: skip
 def test_tokens_that_are_none_are_damaged(store, tmp_path, tokens):
     forged(store, tmp_path, {}, tokens)
-    with pytest.raises(Damaged, match="no tensors"):
+    with pytest.raises(DamagedUnitError, match="no tensors"):
         store.read(KEY)
 
 
@@ -220,17 +220,17 @@ MAKE = {"folder": folder, "pipe": os.mkfifo, "link to itself": link}
 def test_what_is_no_file_is_damaged_and_moved_aside(store, tmp_path, kind, name):
     (tmp_path / FOLDER / name).unlink()
     MAKE[kind](tmp_path / FOLDER / name)
-    assert store.look(KEY)[0] is None
+    assert store.inspect(KEY)[0] is None
     store.write(KEY, TENSORS, ROWS)
-    assert store.look(KEY)[0] is not None
+    assert store.inspect(KEY)[0] is not None
 
 
 def test_a_file_in_a_folders_place_is_moved_aside(tmp_path):
     (tmp_path / "units").write_text("mine")
     store = Store(tmp_path)
-    assert store.look(KEY) == (None, "")
+    assert store.inspect(KEY) == (None, "")
     store.write(KEY, TENSORS, ROWS)
-    assert store.look(KEY)[0] is not None
+    assert store.inspect(KEY)[0] is not None
     assert [path.read_text() for path in (tmp_path / "strange").iterdir()] == ["mine"]
 
 
@@ -257,11 +257,11 @@ def test_a_living_runner_of_another_namespace_is_not_swept(store, tmp_path, monk
     (tmp_path / "partial").mkdir(exist_ok=True)
     theirs = tmp_path / "partial" / f"{socket.gethostname()}-{'0' * 12}-{child.pid}-x"
     plain = tmp_path / "partial" / f"{socket.gethostname()}-{child.pid}-x"
-    odd = [tmp_path / "partial" / name for name in ("x", f"{_place()}-{'9' * 30}-x", f"{_place()}-²-x")]
+    odd = [tmp_path / "partial" / name for name in ("x", f"{process_space()}-{'9' * 30}-x", f"{process_space()}-²-x")]
     for path in (theirs, plain, *odd):
         path.write_text("half")
-    store.sweep()
+    store.remove_partial_files()
     assert all(path.exists() for path in (theirs, plain, *odd))
     os.utime(theirs, (0, 0))
-    store.sweep()
+    store.remove_partial_files()
     assert not theirs.exists()  # after a week it is nobody's

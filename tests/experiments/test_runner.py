@@ -15,41 +15,41 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab_cases import BASE, NATIVE, PROBE, Settings, contents, nothing, small
+from study_cases import BASE, NATIVE, PROBE, Settings, result_files, no_report, small
 from limpet.errors import LimpetError
 from limpet.evaluation import scoring
-from limpet.experiments import Cell, Judging, Results, Shelf, Store, Study, collect, report, run, status, units
+from limpet.experiments import Cell, JudgeSpec, Results, ModelCache, Store, Study, collect, report, run, status, units
 from limpet.experiments.executors import local
 from limpet.experiments.executors import ray as places_ray
 from limpet.experiments.executors.processes import processes
 from limpet.experiments.executors.ray import on_ray
-from limpet.experiments.store import Unwritable
-from limpet.experiments.worker import Event
+from limpet.experiments.store import StoreWriteError
+from limpet.experiments.worker import UnitEvent
 from limpet.models.exact_sources import source
 
 FORK = multiprocessing.get_context("fork")  # a runner that starts at once, so that kills fall into its work
 
 
 def work(path, made=None, **options):
-    shelf = Shelf()
-    return run(made or small(), Store(path), local(shelf=shelf), shelf, **options)
+    models = ModelCache()
+    return run(made or small_study(), Store(path), local(models=models), models, **options)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("undisturbed")
     summary = work(path)
-    assert (summary.found, summary.made, summary.failed) == (0, 14, {})
-    return contents(path)
+    assert (summary.found, summary.computed, summary.failed) == (0, 14, {})
+    return result_files(path)
 
 
 def test_a_finished_study_is_not_made_again(tmp_path, undisturbed):
     work(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")}
     summary = work(tmp_path)
-    assert (summary.found, summary.made) == (14, 0)
+    assert (summary.found, summary.computed) == (14, 0)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")} == times
-    assert contents(tmp_path) == undisturbed
+    assert result_files(tmp_path) == undisturbed
 
 
 def test_samples_from_an_index_on_are_those_of_a_longer_run(tmp_path):
@@ -58,22 +58,22 @@ def test_samples_from_an_index_on_are_those_of_a_longer_run(tmp_path):
         name: Cell(name, "exact:words", BASE, n, first=first) for name, n, first in (("all", 4, 0), ("late", 2, 2))
     }
     early = Cell("warmup_calls", "exact:words", BASE, 2)
-    made = Study("indices", "indices", (*cells.values(), early), (1,), nothing)
+    made = Study("indices", "indices", (*cells.values(), early), (1,), no_report)
     work(tmp_path, made)
     store = Store(tmp_path)
-    keys = {cell["name"]: cell["keys"][0] for cell in store.read_plan(units.filed(made))["cells"]}
+    keys = {cell["name"]: cell["keys"][0] for cell in store.read_plan(units.plan_name(made))["cells"]}
     tokens = {name: store.read(key).tensors["tokens"] for name, key in keys.items()}
     assert torch.equal(tokens["late"], tokens["all"][2:])
     assert torch.equal(tokens["warmup_calls"], tokens["all"][:2])
     assert len(set(keys.values())) == 3
     replayed = Cell("second", "exact:words", BASE.replace(values="second"), 2, replay="late")
     with pytest.raises(LimpetError, match="must agree on model, samples"):
-        Study("indices", "indices", (cells["late"], replayed), (1,), nothing)
+        Study("indices", "indices", (cells["late"], replayed), (1,), no_report)
 
 
 def test_studies_share_their_units(tmp_path):
     work(tmp_path)
-    native = small({"elsewhere": (NATIVE, None)}, name="other")
+    native = small_study({"elsewhere": (NATIVE, None)}, name="other")
     assert work(tmp_path, native).found == 2
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
     for path, data in undisturbed.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
-    plan = Store(tmp_path).read_plan(units.filed(small()))
+    plan = Store(tmp_path).read_plan(units.plan_name(small_study()))
     key = next(cell["keys"][1] for cell in plan["cells"] if cell["name"] == "CRS")  # which two others replay
     path = tmp_path / f"units/{key[:2]}/{key}/{name}"
     raw = bytearray(path.read_bytes())
@@ -93,9 +93,9 @@ def test_a_damaged_unit_is_redone_and_said(tmp_path, undisturbed, name, harm):
         raw[len(raw) // 2] ^= 4
         path.write_bytes({"cut": bytes(raw[: len(raw) // 2]), "flip": bytes(raw), "empty": b""}[harm])
     summary = work(tmp_path)
-    assert (summary.found, summary.made) == (13, 1)
+    assert (summary.found, summary.computed) == (13, 1)
     assert list(summary.damaged) == ([] if (name, harm) == ("rows.json", "gone") else ["CRS, seed 2"])
-    assert contents(tmp_path) == undisturbed
+    assert result_files(tmp_path) == undisturbed
 
 
 def test_killed_ten_times_at_random_moments_it_ends_the_same(tmp_path, undisturbed):
@@ -117,7 +117,7 @@ def test_killed_ten_times_at_random_moments_it_ends_the_same(tmp_path, undisturb
         child.join()
     for store in range(1, stores + 1):
         work(tmp_path / str(store))
-        assert contents(tmp_path / str(store)) == undisturbed
+        assert result_files(tmp_path / str(store)) == undisturbed
 
 
 def test_two_runners_at_once_leave_one_result(tmp_path, undisturbed):
@@ -127,13 +127,13 @@ def test_two_runners_at_once_leave_one_result(tmp_path, undisturbed):
     for runner in runners:
         runner.join()
         assert runner.exitcode == 0
-    assert contents(tmp_path) == undisturbed
+    assert result_files(tmp_path) == undisturbed
 
 
 def test_parts_are_disjoint_and_make_the_whole(tmp_path, undisturbed):
-    made = [work(tmp_path, part=(i, 3)).made for i in (3, 1, 2)]
+    made = [work(tmp_path, part=(i, 3)).computed for i in (3, 1, 2)]
     assert sum(made) == 14
-    assert contents(tmp_path) == undisturbed
+    assert result_files(tmp_path) == undisturbed
     with pytest.raises(LimpetError, match="i from 1 to n"):
         work(tmp_path, part=(4, 3))
 
@@ -144,17 +144,17 @@ def test_an_interrupt_leaves_a_store_to_go_on_from(tmp_path, undisturbed):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work(tmp_path, tell=interrupt)
-    assert status(Store(tmp_path), small())["done"] == 4
+        work(tmp_path, on_progress=interrupt)
+    assert status(Store(tmp_path), small_study())["done"] == 4
     with pytest.raises(LimpetError, match="10 units of small are missing"):
-        collect(small(), Store(tmp_path))
-    assert work(tmp_path).made == 10
-    assert contents(tmp_path) == undisturbed
+        collect(small_study(), Store(tmp_path))
+    assert work(tmp_path).computed == 10
+    assert result_files(tmp_path) == undisturbed
 
 
 def test_progress_is_told(tmp_path):
     told = []
-    work(tmp_path, tell=told.append)
+    work(tmp_path, on_progress=told.append)
     assert [progress.done for progress in told] == list(range(15))
     assert {progress.total for progress in told} == {14}
     assert told[-1].left == 0
@@ -170,16 +170,16 @@ def test_what_fails_is_said_and_the_rest_is_made(tmp_path, monkeypatch):
         return honest(judge, model, tokens, *rest)
 
     cells = {"native": (NATIVE, None), "CRS": (BASE, None)}
-    work(tmp_path / "well", small(cells, shards=(1,)))
-    plan = Store(tmp_path / "well").read_plan(units.filed(small(cells, shards=(1,))))
+    work(tmp_path / "well", small_study(cells, seeds=(1,)))
+    plan = Store(tmp_path / "well").read_plan(units.plan_name(small_study(cells, seeds=(1,))))
     honest_native = Store(tmp_path / "well").read(plan["cells"][0]["keys"][0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", sick)
-    summary = work(tmp_path / "sick", small(cells, shards=(1,)))
-    assert summary.made == 1
+    summary = work(tmp_path / "sick", small_study(cells, seeds=(1,)))
+    assert summary.computed == 1
     assert summary.failed == {"CRS, seed 1": "RuntimeError: no memory left"}
     monkeypatch.undo()
-    assert work(tmp_path / "sick", small(cells, shards=(1,))).made == 1
-    assert contents(tmp_path / "sick") == contents(tmp_path / "well")
+    assert work(tmp_path / "sick", small_study(cells, seeds=(1,))).computed == 1
+    assert result_files(tmp_path / "sick") == result_files(tmp_path / "well")
 
 
 def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, monkeypatch):
@@ -191,9 +191,9 @@ def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, m
         scores.nll[0] = math.inf if torch.equal(tokens, tokens_of_one) else scores.nll[0]
         return scores
 
-    made = small({"native": (NATIVE, None)})
+    made = small_study({"native": (NATIVE, None)})
     work(tmp_path / "well", made)
-    keys = Store(tmp_path / "well").read_plan(units.filed(made))["cells"][0]["keys"]
+    keys = Store(tmp_path / "well").read_plan(units.plan_name(made))["cells"][0]["keys"]
     tokens_of_one = Store(tmp_path / "well").read(keys[0]).tensors["tokens"].long()
     monkeypatch.setattr(scoring, "score", scored)
     work(tmp_path / "ill", made)
@@ -207,30 +207,30 @@ def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, m
             assert estimate.reasons == ("a sample is impossible under true distribution", None)
         assert results("native", "entropy").values.tolist() == well("native", "entropy").values.tolist()
     assert well("native", "nll").reasons == ()
-    report.write(ill, tmp_path / "report")
+    report.write_report(ill, tmp_path / "report")
 
 
 def test_a_key_depends_on_everything_that_decides_a_result(tmp_path):
     """Any change of the study makes other units; another name for the cell does not."""
     one = {"a": (BASE, None)}
-    first = small(one, shards=(1,))
+    first = small_study(one, seeds=(1,))
     changes = [
-        small(one, shards=(2,)),
-        small(one, shards=(1,), n=4),
-        small(one, shards=(1,), metrics=("entropy",)),
-        small({"a": (BASE.replace(spacing=3), None)}, shards=(1,)),
-        small({"b": (BASE.replace(final_step="sample"), None), "a": (BASE.replace(budget=0.4), None)}, shards=(1,)),
+        small_study(one, seeds=(2,)),
+        small_study(one, seeds=(1,), n=4),
+        small_study(one, seeds=(1,), metrics=("entropy",)),
+        small_study({"a": (BASE.replace(spacing=3), None)}, seeds=(1,)),
+        small_study({"b": (BASE.replace(final_step="sample"), None), "a": (BASE.replace(budget=0.4), None)}, seeds=(1,)),
     ]
     keys = [unit.key for made in (first, *changes) for unit in _units(made)]
     assert len(set(keys)) == len(keys)
-    assert [unit.key for unit in _units(small({"other name": (BASE, None)}, shards=(1,)))] == keys[:1]
+    assert [unit.key for unit in _units(small_study({"other name": (BASE, None)}, seeds=(1,)))] == keys[:1]
 
 
 def test_a_probe_is_keyed_by_what_it_looks_at_and_how(tmp_path):
     """The content of its text counts, not where that stands; a shard knows how many there are."""
 
-    def keys(probe, shards=(1, 2)):
-        return [unit.key for unit in _units(Study("probe", "probe", (probe,), shards, nothing))]
+    def keys(probe, seeds=(1, 2)):
+        return [unit.key for unit in _units(Study("probe", "probe", (probe,), shards, no_report))]
 
     for folder, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / folder).mkdir()
@@ -241,7 +241,7 @@ def test_a_probe_is_keyed_by_what_it_looks_at_and_how(tmp_path):
     others = [
         keys(replace(PROBE, settings=Settings(paths=3))),
         keys(replace(PROBE, models=PROBE.models[::-1])),
-        keys(replace(PROBE, look=nothing)),
+        keys(replace(PROBE, function=no_report)),
         keys(PROBE, (1, 2, 3)),
         keys(PROBE, (2, 1)),
         keys(texts["a"]),
@@ -254,7 +254,7 @@ def test_a_probe_is_keyed_by_what_it_looks_at_and_how(tmp_path):
 
 
 def test_what_probes_saw_is_put_together_over_shards(tmp_path):
-    made = small(shards=(5, 6, 7))
+    made = small_study(seeds=(5, 6, 7))
     work(tmp_path, made)
     results = collect(made, Store(tmp_path))
     rows = results.rows()
@@ -269,8 +269,8 @@ def test_what_probes_saw_is_put_together_over_shards(tmp_path):
     assert (rows[2].events, len(rows[2].estimate.values)) == (None, 3)
     assert math.isnan(rows[2].estimate.mean)
     assert results.rows("look") == rows
-    assert results.of("mean token", "exact:chain", t=0.5) == rows[1:2]
-    assert results.of("mean token", t=0.4) == []
+    assert results.find("mean token", "exact:chain", t=0.5) == rows[1:2]
+    assert results.find("mean token", t=0.4) == []
     document = json.loads(json.dumps(results.to_dict(), allow_nan=False))
     back = Results.from_dict(made, document)
     assert back.to_dict() == document
@@ -278,7 +278,7 @@ def test_what_probes_saw_is_put_together_over_shards(tmp_path):
 
 
 def _units(made):
-    return units.resolve(made, Shelf()).units
+    return units.resolve(made, ModelCache()).units
 
 
 def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undisturbed):
@@ -290,10 +290,10 @@ def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undistu
             os.kill(victim.pid, signal.SIGKILL)
             killed.append(victim)
 
-    summary = run(small(), Store(tmp_path), processes([None, None]), Shelf(), threads=1, tell=kill)
+    summary = run(small_study(), Store(tmp_path), processes([None, None]), ModelCache(), threads=1, on_progress=kill)
     assert killed
     assert summary.failed == {}
-    assert contents(tmp_path) == undisturbed
+    assert result_files(tmp_path) == undisturbed
     assert not multiprocessing.active_children()
 
 
@@ -301,7 +301,7 @@ def test_processes_make_the_same_store_also_when_one_is_killed(tmp_path, undistu
 def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_path):
     import ray
 
-    made = small(shards=tuple(range(1, 9)))
+    made = small_study(seeds=tuple(range(1, 9)))
     work(tmp_path / "here", made)
     here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}  # where the probe's function stands
     ray.init(num_cpus=2, log_to_driver=False, runtime_env=here)
@@ -314,12 +314,12 @@ def test_a_ray_cluster_makes_the_same_store_also_when_a_worker_is_killed(tmp_pat
             killed.append(worker)
 
     try:
-        summary = run(made, Store(tmp_path / "ray"), on_ray(workers=2), Shelf(), threads=1, tell=kill)
+        summary = run(made, Store(tmp_path / "ray"), on_ray(workers=2), ModelCache(), threads=1, on_progress=kill)
     finally:
         ray.shutdown()
     assert killed
     assert summary.failed == {}
-    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+    assert result_files(tmp_path / "ray") == result_files(tmp_path / "here")
 
 
 class Died(Exception):
@@ -351,7 +351,7 @@ class Rays:
         def worked(group):
             dies, state["died"] = first and not state["died"], True
             return (lambda: pytest.fail("handed to one that is gone")) if first and not dies and not self.returns else (
-                partial(self.dies, Died) if dies else lambda: [Event(unit) for unit in group])  # fmt: skip
+                partial(self.dies, Died) if dies else lambda: [UnitEvent(unit) for unit in group])  # fmt: skip
 
         def ready():
             return {True: lambda: None, False: self.never, None: partial(self.dies, Died)}[self.returns]
@@ -373,14 +373,14 @@ class Rays:
 
 @pytest.mark.parametrize("returns", [True, False, None], ids=["returns", "pends", "is lost"])
 def test_a_group_does_not_wait_for_a_node_that_is_gone(returns):
-    groups = units.resolve(small(), Shelf()).groups()
+    groups = units.resolve(small_study(), ModelCache()).groups()
     told = list(places_ray._hand_out(Rays(returns), None, groups, 2, None))
     assert sorted(event.unit.key for event in told) == sorted(unit.key for group in groups for unit in group)
     assert not [event for event in told if event.error]
 
 
 def test_a_cluster_without_workers_says_so():
-    groups = units.resolve(small(), Shelf()).groups()
+    groups = units.resolve(small_study(), ModelCache()).groups()
     told = list(places_ray._hand_out(Rays(None), None, groups, 1, None))
     assert {event.error for event in told} == {"no worker is left"}
     assert len(told) == sum(map(len, groups))
@@ -400,24 +400,24 @@ def test_a_ray_that_is_not_there_is_a_sentence(monkeypatch, address, said):
 
 def test_a_study_that_cannot_be_is_refused():
     with pytest.raises(LimpetError, match="there twice"):
-        small(shards=(1, 1))
+        small_study(seeds=(1, 1))
     with pytest.raises(LimpetError, match="no cell that selects"):
-        small({"a": (BASE, "b")})
+        small_study({"a": (BASE, "b")})
     with pytest.raises(LimpetError, match="native replays nothing"):
-        small({"b": (BASE, None), "a": (NATIVE, "b")})
+        small_study({"b": (BASE, None), "a": (NATIVE, "b")})
     with pytest.raises(LimpetError, match="must agree"):
-        small({"b": (BASE, None), "a": (BASE.replace(warmup=0.9), "b")})
+        small_study({"b": (BASE, None), "a": (BASE.replace(warmup=0.9), "b")})
     with pytest.raises(LimpetError, match="must agree"):
-        small({"b": (BASE, None), "a": (BASE.replace(nfe=7), "b")})
+        small_study({"b": (BASE, None), "a": (BASE.replace(nfe=7), "b")})
     with pytest.raises(LimpetError, match="no metric"):
-        small(metrics=("beauty",))
+        small_study(metrics=("beauty",))
     with pytest.raises(LimpetError, match="at least one"):
-        small(n=0)
+        small_study(n=0)
     with pytest.raises(LimpetError, match="which cell it replays"):
-        small({"a": (BASE.replace(values="recorded"), None)})
-    unjudged = replace(small(), cells=(Cell("a", "mini", BASE, 1),))
+        small_study({"a": (BASE.replace(values="recorded"), None)})
+    unjudged = replace(small_study(), cells=(Cell("a", "mini", BASE, 1),))
     with pytest.raises(LimpetError, match="needs a judge"):
-        units.resolve(unjudged, Shelf())
+        units.resolve(unjudged, ModelCache())
 
 
 def test_how_a_judge_reads_is_settled_for_each_model_before_any_work():
@@ -425,8 +425,8 @@ def test_how_a_judge_reads_is_settled_for_each_model_before_any_work():
     cells = Cell("own", "mini", NATIVE, 1), Cell("foreign", "exact:words", NATIVE, 1)
 
     def resolved(convention):
-        judges = (Judging("mini-judge", convention),)
-        return units.resolve(Study("judged", "judged", cells, (1,), nothing, judges), Shelf())
+        judges = (JudgeSpec("mini-judge", convention),)
+        return units.resolve(Study("judged", "judged", cells, (1,), no_report, judges), ModelCache())
 
     plan = resolved("auto")
     assert [unit.facts["judges"][0]["convention"] for unit in plan.units] == ["ids", "text"]
@@ -445,7 +445,7 @@ def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
 
     def fills_up(store, key, *made):
         if len(written) == 5:
-            raise Unwritable("the store cannot be written (No space left on device)")
+            raise StoreWriteError("the store cannot be written (No space left on device)")
         written.append(key)
         honest(store, key, *made)
 
@@ -453,25 +453,25 @@ def test_a_store_that_takes_no_more_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(LimpetError, match="No space left"):
         work(tmp_path)
     monkeypatch.undo()
-    assert status(Store(tmp_path), small())["done"] == 5
+    assert status(Store(tmp_path), small_study())["done"] == 5
     assert work(tmp_path).found == 5
 
 
 def test_studies_of_one_name_do_not_meet(tmp_path):
     """Two of them in one store, at once or one after the other, with other settings: each finds its own."""
-    ones = [small(), small(n=2), small({"native": (NATIVE, None)}), small(shards=(1, 3))]
+    ones = [small_study(), small_study(n=2), small_study({"native": (NATIVE, None)}), small_study(seeds=(1, 3))]
     for made in ones:
         work(tmp_path, made)
     for made in ones:
         assert status(Store(tmp_path), made)["done"] == len(made.cells) * 2
         found = collect(made, Store(tmp_path))
-        assert found.provenance["samples in a shard"] == [made.samples[0].n]
-        assert found.provenance["shards"] == list(made.shards)
+        assert found.provenance["samples in a shard"] == [made.sample_cells[0].n]
+        assert found.provenance["shards"] == list(made.seeds)
     with pytest.raises(LimpetError, match="holds no run of small: run the study first"):
-        collect(small(n=4), Store(tmp_path))
+        collect(small_study(n=4), Store(tmp_path))
 
 
 def test_the_log_is_apart(tmp_path):
     work(tmp_path)
     assert list(Path(tmp_path / "log").glob("*.jsonl"))
-    assert b"seconds" not in b"".join(contents(tmp_path).values())
+    assert b"seconds" not in b"".join(result_files(tmp_path).values())

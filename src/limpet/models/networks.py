@@ -1,0 +1,273 @@
+"""What the networks here share: layers, rotation, attention, precision, and a denoiser that runs a network."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from limpet.errors import LimpetError
+from limpet.models.denoiser import Denoiser
+from limpet.models.float8 import Float8Linear
+from limpet.models.tensor_files import digest_of
+from limpet.models.tokenizers import HuggingFaceTokenizer
+
+Precision = Literal["float32", "bfloat16", "float8"]
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
+ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and aligned rows for whoever reads them
+# Sizes far beyond any model of these kinds: a file that claims more is refused before anything is allocated.
+MAX_WIDTH = 1 << 20  # features
+MAX_LENGTH = 1 << 24  # tokens of a sample, or of a vocabulary
+MAX_BLOCKS = 512
+
+Positions = tuple[Tensor, Tensor]  # some positions of a batch: (R,) samples, and (R,) places in them
+Rotation = tuple[Tensor, Tensor]  # (L, head width / 2) each: cosines and sines
+
+
+# Layers
+
+
+class Norm(nn.Module):
+    """Layer norm in float32 with a gain and no bias, whatever the precision around it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight)
+
+
+class Linear(nn.Linear):
+    """A linear map in its own weight's precision. Here float32 features become bfloat16."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = input.to(self.weight.dtype)
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            return F.linear(x, self.weight, self.bias)
+        rows = x.flatten(0, -2)  # a CPU keeps a kernel in memory for every number of rows, so there should be few
+        padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
+        return F.linear(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+
+    def part(self, x: Tensor, outputs: slice) -> Tensor:
+        """Some of the outputs."""
+        bias = None if self.bias is None else self.bias[outputs]
+        return F.linear(x.to(self.weight.dtype), self.weight[outputs], bias)
+
+
+def round_up(rows: int) -> int:
+    """The next of few numbers of rows: multiples of 16, and from 64 on four to every doubling."""
+    step = max(16, (1 << max(rows - 1, 0).bit_length()) // 8)
+    return -(-rows // step) * step
+
+
+class Rotary(nn.Module):
+    """Rotation of queries and keys by position, in halves."""
+
+    inv_freq: Tensor
+
+    def __init__(self, head_width: int, base: float = 10000) -> None:
+        super().__init__()
+        half = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
+        frequencies, device = 1.0 / base ** (half / head_width), torch.get_default_device()  # rounded as released
+        # The frequencies are no weights: a network that is laid out without memory has them too.
+        self.register_buffer("inv_freq", frequencies if device.type == "meta" else frequencies.to(device))
+
+    def forward(self, length: int) -> Rotation:
+        position = torch.arange(length, dtype=torch.float32, device=self.inv_freq.device)
+        angle = position[:, None] * self.inv_freq
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first half of the last axis against the second."""
+    a, b = x.chunk(2, -1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attend(qkv: Tensor, heads: int, rotation: Rotation, causal: bool = False) -> Tensor:
+    """(B, L, 3 width) queries, keys and values of all heads, side by side -> (B, L, width)."""
+    q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
+    mixed = F.scaled_dot_product_attention(rotate(q, *rotation), rotate(k, *rotation), v, is_causal=causal)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def attend_at(
+    x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions
+) -> Tensor:
+    """(B, L, width) -> (R, width): `attend` from some positions to all. No other queries are computed.
+
+    Samples may need different numbers of queries. Each is padded to as many as the one that needs most."""
+    (samples, places), (batch, length, width) = positions, x.shape
+    k, v = qkv.part(x, slice(width, None)).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
+    cos, sin = (part[places, None] for part in rotation)
+    q = rotate(qkv.part(x[positions], slice(width)).reshape(-1, heads, width // heads), cos, sin)
+    counts = samples.bincount(minlength=batch)
+    slots = torch.arange(len(samples), device=x.device) - (counts.cumsum(0) - counts)[samples]
+    padded = q.new_zeros(batch, max(1, int(counts.max())), *q.shape[1:])
+    padded[samples, slots] = q
+    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), rotate(k, *rotation), v)
+    return mixed.transpose(1, 2)[samples, slots].flatten(1)
+
+
+class TransformerBlock(nn.Module):
+    """The layers of a Duo block and of the built-in judge's: attention and MLP, each with a norm before it."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = Norm(width)
+        self.attn_qkv: Linear | Float8Linear = Linear(width, 3 * width, bias=False)
+        self.attn_out = Linear(width, width, bias=False)
+        self.norm2 = Norm(width)
+        self.mlp = nn.Sequential(Linear(width, hidden), nn.GELU(approximate="tanh"), Linear(hidden, width))
+
+
+# Positions that will be read
+
+
+def positions_of(index: Tensor | None, tokens: Tensor) -> Positions | None:
+    """Flat positions of a batch as samples and places; None for all."""
+    length = tokens.shape[1]
+    return None if index is None else (index.long() // length, index.long() % length)
+
+
+def in_place(features: Tensor, positions: Positions | None, tokens: Tensor) -> Tensor:
+    """(B, L, D): the features of some positions, written where they belong. The others may hold anything."""
+    if positions is None:
+        return features
+    placed = features.new_empty(*tokens.shape, features.shape[-1])
+    placed[positions] = features
+    return placed
+
+
+# Precision
+
+
+def dtype_of(precision: str, known: tuple[str, ...] = ("float32", "bfloat16")) -> torch.dtype:
+    """The type of the linear maps of a network that can run in the `known` precisions."""
+    if precision not in known:
+        raise LimpetError(f"precision is one of {', '.join(known)}, not {precision!r}")
+    return PRECISIONS[precision]
+
+
+def set_precision(network: nn.Module, dtype: torch.dtype, kinds: tuple[type[nn.Module], ...] = (Linear,)) -> None:
+    """Store the linear maps of a network, or modules of other kinds, in `dtype`. All else stays as it is."""
+    for module in network.modules():
+        if isinstance(module, kinds):
+            module.to(dtype)
+
+
+class AlignedHead:
+    """A linear head over a padded vocabulary, whose result is a view of the real one.
+
+    Matrix kernels write rows of 50304 logits faster than rows of 50258, which start anywhere. Only the padded weight
+    is in memory: the linear map keeps a view of it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.vocab_size = linear.out_features
+        padding = -linear.out_features % ALIGNMENT
+        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        if padding:
+            with torch.inference_mode(False), torch.no_grad():
+                self.weight = F.pad(self.weight, (0, 0, 0, padding))
+                self.bias = None if self.bias is None else F.pad(self.bias, (0, padding))
+                linear.weight.data = self.weight[: self.vocab_size]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)[..., : self.vocab_size]
+
+
+# Sizes of a network whose tensors have not been read
+
+
+def sizes_in(
+    state: Mapping[str, Any], anchors: tuple[str, ...], prefix: str, path: Path, what: str
+) -> tuple[int, list[tuple[int, int]]]:
+    """The number of blocks, which are named `prefix` and a number, and the shapes of the `anchors`, all matrices."""
+    sizes = [tuple(state[name].shape) if name in state else () for name in anchors]
+    if any(len(size) != 2 or min(size) < 1 for size in sizes):
+        raise LimpetError(f"{path} does not hold {what}: it lacks the matrices {', '.join(anchors)}")
+    blocks = len({name.split(".")[1] for name in state if name.startswith(prefix)})
+    if blocks > MAX_BLOCKS:
+        raise LimpetError(f"{path} does not hold {what}: it names {blocks} blocks, and {MAX_BLOCKS} is the most")
+    widest = max(sizes[0][1], *(size[0] for size in sizes[1:]))
+    if widest > MAX_WIDTH:
+        raise LimpetError(f"{path} does not hold {what}: it is {widest} wide")
+    return blocks, sizes
+
+
+def check_heads(width: int, heads: int, path: Path) -> None:
+    """Raise unless so many heads share the width evenly, each in two halves."""
+    if width % heads or width // heads % 2:
+        raise LimpetError(f"{path} has width {width}, which {heads} heads do not share evenly: check its config.json")
+
+
+# A network as a denoiser
+
+Parts = tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]  # a network's backbone and its head
+
+
+class NetworkDenoiser(Denoiser):
+    """A denoiser that runs a network, on the device where its parameters are.
+
+    The head's output is multiplied by `scale`. `mask` is a token that noise may be but no clean text has: its
+    probability was zero in training, and is zero here."""
+
+    tokenizer: HuggingFaceTokenizer | None
+    scale: float = 1.0
+    mask: int | None = None
+
+    def __init__(
+        self,
+        network: Any,
+        *,
+        name: str,
+        tokenizer: HuggingFaceTokenizer | None,
+        precision: str,
+        info: Mapping[str, Any] | None,
+        facts: Mapping[str, object],
+    ) -> None:
+        """`facts` are what decides the output and the tensors cannot tell; they go into the digest."""
+        self.network, self.name, self.tokenizer, self.precision = network, name, tokenizer, precision
+        self.vocab_size, self.length = network.shape.vocab_size, network.shape.length
+        sizes = [parameter.numel() for parameter in network.parameters()]
+        self.info = {**(info or {}), "parameters": sum(sizes), "tensors": len(sizes), "shape": asdict(network.shape)}
+        self.digest = digest_of(dict(network.named_parameters()), facts)
+        self._parts: dict[torch.device, Parts] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return cast(torch.device, next(self.network.parameters()).device)
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        self.network.to(device)
+        self._parts.clear()  # they hold weights on the other device
+
+    def head(self, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits = self._parts_on(features.device)[1](features)
+            if self.scale != 1:
+                logits = logits * self.scale
+            if self.mask is not None:
+                logits[..., self.mask] = -math.inf
+            return logits
+
+    def _parts_on(self, device: torch.device) -> Parts:
+        """Backbone and head as they run on a device, created when they are first needed there."""
+        if device not in self._parts:
+            self._parts[device] = self.make_parts(device)
+        return self._parts[device]
+
+    @abstractmethod
+    def make_parts(self, device: torch.device) -> Parts:
+        """Backbone and head for a device, which may compute the same faster there."""
