@@ -87,6 +87,7 @@ def main(file: Path | None) -> None:
     list(write(numbers, [*others, *(study_files.load(FOLDER / f"{name}.toml") for name in STUDY_FILES)]))
     for path, study in other_studies():
         report.write_report(report.read_report(study, REPORTS / path), REPORTS / path)
+        (REPORTS / path / "index.html").unlink()  # its Markdown is enough
     report.write_index(entries, FOLDER)
     for folder in REPORTS.glob("*/*/"):
         compress(folder)
