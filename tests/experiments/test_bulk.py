@@ -60,7 +60,7 @@ def wrong(folder):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    """One run that no_report disturbs."""
+    """One undisturbed run."""
     folder = tmp_path_factory.mktemp("quiet")
     summary = make(folder)
     assert (summary.found, summary.computed, summary.failed, summary.damaged) == (0, 5, {}, {})
