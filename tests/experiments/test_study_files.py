@@ -112,7 +112,7 @@ def test_several_models_have_every_sampler(tmp_path):
         (
             'title = "Budgets"',
             'judges = [{name = "mini-judge", way = "ids"}]',
-            "judges",
+            "[judges #1] way",
             "no field 'way'; it takes name",
         ),
         ('title = "Budgets"', 'prompts = {texts = "a", token = 3}', "[prompts] token", "'token'; did you mean tokens?"),
