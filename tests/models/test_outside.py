@@ -21,6 +21,7 @@ from limpet.evaluation.judges import load_judge
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Native
 from limpet.samplers.base import BUILTIN
+from model_cases import features
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"write-a-sampler": "anneal.py", "bring-a-model": "bigram.py"}
@@ -270,7 +271,7 @@ def test_the_model_with_a_cache_keeps_the_contract(here, monkeypatch):
     exec(compile(blocks("bring-a-model", "python")[-1], "page", "exec"), made := {})
     model = made["Prompted"]()
     assert all(row.ok for row in conformance.model_rows(model))
-    assert all(row.ok for row in conformance.arm_rows(model, "crs"))
+    assert all(row.ok for row in conformance.sampler_rows(model, "crs"))
     encode = model.tokenizer.encode
     tokens = torch.tensor([encode("th")])
     told = features(model, tokens, 1.0, lambda: None, torch.tensor([[True, False]]))[0, 1]
