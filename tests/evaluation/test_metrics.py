@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from nltk.translate.bleu_score import Fraction, SmoothingFunction, sentence_bleu
 
 from limpet.errors import LimpetError
 from limpet.evaluation import metrics
-from limpet.evaluation.metrics.mauve import _k_means, _reduce
 from limpet.evaluation.metrics.ngrams import ngrams, pack
 
 SETS = st.lists(st.lists(st.integers(0, 5), max_size=14), min_size=1, max_size=8)
@@ -172,53 +170,12 @@ def test_errors_are_sentences(call, words):
 # MAUVE
 
 
-def literal_frontier(p, q, scale=5.0, nodes=25):
-    points = [(1.0, 0.0)]
-    for w in np.linspace(1e-6, 1 - 1e-6, nodes):
-        r = [w * a + (1 - w) * b for a, b in zip(p, q, strict=True)]
-        to_q = sum(b * math.log(b / m) for b, m in zip(q, r, strict=True) if b > 0)
-        to_p = sum(a * math.log(a / m) for a, m in zip(p, r, strict=True) if a > 0)
-        points.append((math.exp(-scale * to_q), math.exp(-scale * to_p)))
-    points.append((0.0, 1.0))
-    return sum((a[0] - b[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
-def test_frontier_area_is_its_definition(counts):
-    p, q = (np.array([pair[side] + (i == side) for i, pair in enumerate([(0, 0), (0, 0), *counts])]) for side in (0, 1))
-    p, q = p / p.sum(), q / q.sum()
-    assert metrics.frontier_area(p, q) == pytest.approx(literal_frontier(p, q), abs=1e-12)
-    assert metrics.frontier_area(p, q) == pytest.approx(metrics.frontier_area(q, p), abs=1e-9)
-    assert -1e-12 <= metrics.frontier_area(p, q) <= 1 + 1e-12
-
-
 def test_frontier_area_has_its_known_ends():
     probs = np.array([0.2, 0.3, 0.5])
     assert metrics.frontier_area(probs, probs) == pytest.approx(1, abs=1e-12)
     # Disjoint distributions: x = (1 - w)^5, y = w^5, and the area is 5 B(6, 5).
     beta = math.gamma(6) * math.gamma(5) / math.gamma(11)
     assert metrics.frontier_area([1, 0], [0, 1]) == pytest.approx(5 * beta, rel=0.03)  # 25 nodes
-
-
-def test_k_means_finds_clusters_that_are_there():
-    random = np.random.default_rng(0)
-    truth = np.repeat(np.arange(4), 25)
-    points = 10 * np.eye(4)[truth] + random.normal(size=(100, 4)) * 0.1
-    cluster, within = min((_k_means(points, 4, random, 100) for _ in range(5)), key=lambda result: result[1])
-    assert len(set(zip(cluster.tolist(), truth.tolist(), strict=True))) == 4
-    centres = np.stack([points[cluster == k].mean(0) for k in range(4)])
-    assert within == pytest.approx(((points - centres[cluster]) ** 2).sum(), rel=1e-6)
-
-
-def test_the_principal_axes_keep_the_stated_variance():
-    random = np.random.default_rng(1)
-    features = random.normal(size=(200, 6)) * np.array([5, 4, 1, 0.5, 0.1, 0.1])
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    total = ((unit - unit.mean(0)) ** 2).sum()
-    kept = _reduce(features)
-    assert kept.shape[1] < 6
-    assert 0.9 <= (kept**2).sum() / total <= 1 + 1e-12
-    assert (kept[:, :-1] ** 2).sum() / total < 0.9
 
 
 def test_mauve_separates_equal_from_different_distributions():

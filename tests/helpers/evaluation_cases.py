@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import tokenizers
@@ -41,7 +40,8 @@ class VowelChecker:
     def check(self, text):
         letters = text.replace(" ", "")
         vowels = sum(letter in "aeiou" for letter in letters)
-        return {"vowels": vowels / len(letters) if letters else math.nan, "starts with s": text.startswith("s")}
+        checks = {"vowels": vowels / len(letters)} if letters else {}
+        return {**checks, "starts with s": text.startswith("s")}
 
     def check_set(self, texts):
         return {"distinct texts": len(set(texts)) / len(texts)}
