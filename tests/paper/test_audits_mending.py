@@ -167,7 +167,7 @@ def test_the_truth_is_held_out_text_for_a_checkpoint():
 
 def test_a_figure_shows_every_model():
     result = smoke(mending, WORDS)
-    (figure,) = result.study.show(result).figures
+    (figure,) = result.study.build_report(result).figures
     assert [panel.title for panel in figure.panels] == ["exact:words"]
     assert [line.name for line in figure.panels[0].series] == list(ARMS)
 

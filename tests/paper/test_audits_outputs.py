@@ -207,12 +207,12 @@ def test_the_probe_follows_the_arms_that_refresh(done):
 
 def test_results_from_before_our_own_arms_show_the_papers_table_alone(done):
     results, _ = done(values, SMOKE)
-    page = results.study.show(results)
+    page = results.study.build_report(results)
     assert [table.name for table in page.tables] == ["values", "values-refreshed"]
     assert [entries[0].text for entries in page.tables[1].groups[0]] == list(values.REFRESHED.values())
     known = {name: measures for name, measures in results.cells.items() if not name.startswith("refreshed-")}
     before = replace(results, cells=known, probes={})
-    shown = before.study.show(before)
+    shown = before.study.build_report(before)
     assert shown.tables == page.tables[:1]
     assert [claim.to_dict() for claim in shown.claims] == [claim.to_dict() for claim in page.claims]
 

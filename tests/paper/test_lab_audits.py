@@ -53,7 +53,7 @@ def test_a_page_holds_all_that_was_found(done, tmp_path):
         assert "url(http" not in page
         assert page.count("<svg") == page.count("</svg>") == 1
         text = (tmp_path / name / "report.md").read_text()
-        (table,) = results.study.show(results).tables
+        (table,) = results.study.build_report(results).tables
         for shown in (page, text):
             assert results.study.title in shown
             assert results.provenance["made on"][0]["torch"] in shown
@@ -91,7 +91,7 @@ def made_up() -> Results:
 def test_a_table_has_the_paper_beside_and_a_group_for_each_model(monkeypatch):
     for part in ("panels", "claims"):  # they would ask for every row
         monkeypatch.setattr(singleton, part, lambda *arguments: {})
-    (table,) = made_up().study.show(made_up()).tables
+    (table,) = made_up().study.build_report(made_up()).tables
     assert table.head == ("model", "quantity", "at", "here", "events", "paper")
     assert [len(group) for group in table.groups] == [1, 1]
     assert table.groups[0][0] == tuple(map(Entry, ("a <b> | c", "x & y", "t 0.5", "2.0 ± 1.0 %", "1,200", "")))
@@ -121,7 +121,7 @@ def test_the_docs_hold_what_the_built_in_models_show(name):
     assert results.provenance["models"].keys() == set(preset.models)
     assert {row.model for row in results.rows()} - set(preset.models) <= {"mini and mini-distilled"}
     text = (folder / "report.md").read_text()
-    (table,) = results.study.show(results).tables
+    (table,) = results.study.build_report(results).tables
     for line in (line for group in table.groups for line in group):
         assert "| " + " | ".join(entry.text for entry in line) + " |" in text
 
@@ -136,7 +136,7 @@ def test_the_docs_hold_what_refreshed_labels_do(name):
     size = replace(size, nfe=settings["nfe"], distilled=model, captions={"base": model, "distilled": model})
     results = Results.from_dict(studies.study("values", size), document)
     text = (folder / "report.md").read_text()
-    assert all(render.markdown(table) in text for table in results.study.show(results).tables)
+    assert all(render.markdown(table) in text for table in results.study.build_report(results).tables)
     page = (REPORTS.parent / "audits.md").read_text()
     assert f"(reports/values/{name}/report.md)" in page
     gaps = {arm: results.contrast(arm, "argmax") for arm in values.REFRESHED}
