@@ -74,8 +74,8 @@ def test_units_of_the_study_of_samplers_are_shared() -> None:
 
 
 def test_interleaved_samplers_are_compared_with_the_released_sampler_alone() -> None:
-    """All of them at one and a half to three times the fewest calls, and the released sampler's cell as in `pareto`, but
-    for its number of samples."""
+    """All of them at one and a half to three times the fewest calls, and the released sampler's cell as in `pareto`,
+    but for its number of samples."""
     own, whole = ({cell.name: cell for cell in study(name, GPU).sample_cells} for name in ("interleave", "pareto"))
     assert list(interleave.by_calls(GPU)) == [12, 16, 24]
     mixed = interleave.SAMPLERS[interleave.FAMILY]

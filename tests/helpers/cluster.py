@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parent))
 from limpet.errors import LimpetError
 from limpet.experiments import ModelCache, Store, bulk, on_ray, run
 from limpet.samplers import CRS
+from study_cases import small_study
 
 HEAD, PORT = "10.77.0.1", 6379
 OWN = ["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
@@ -26,19 +27,17 @@ def command(*arguments):
     return ["unshare", "--user", "--map-root-user", *OWN, sys.executable, __file__, *arguments]
 
 
-# Tasks: each takes a folder, an executor and a function that is told of the progress
+# Tasks: each takes a folder, an executor and a function that is called with the progress
 
 
-def study(folder, place, on_progress=lambda progress: None):
-    summary = run(
-        small_study(seeds=tuple(range(1, 25))), Store(folder), place, ModelCache(), threads=1, on_progress=tell
-    )
-    return summary.failed
+def study(folder, executor, on_progress=lambda progress: None):
+    one = small_study(seeds=tuple(range(1, 25)))
+    return run(one, Store(folder), executor, ModelCache(), threads=1, on_progress=on_progress).failed
 
 
-def samples(folder, place, on_progress=lambda pace: None):
-    order = bulk.Order("exact:words", CRS(nfe=4), 2000, per_shard=100)
-    return bulk.make(order, Store(folder), place, ModelCache(), threads=1, on_progress=tell).failed
+def samples(folder, executor, on_progress=lambda progress: None):
+    request = bulk.BulkRequest("exact:words", CRS(nfe=4), 2000, part_size=100)
+    return bulk.generate(request, Store(folder), executor, ModelCache(), threads=1, on_progress=on_progress).failed
 
 
 TASKS = {"study": study, "samples": samples}
@@ -85,7 +84,7 @@ def node(number):
 
 @contextmanager
 def cluster(nodes):
-    """A head that works on no_report, and nodes, joined; gives their processes."""
+    """A head that computes nothing, and nodes that have joined it; yields the nodes' processes."""
     # The head asks its nodes often whether they live. Nodes join with the cluster's own token.
     os.environ |= {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "2000",
                    "RAY_health_check_failure_threshold": "4", "PYTHONPATH": os.pathsep.join(sys.path),
