@@ -156,5 +156,5 @@ def test_the_rehearsal_killed_at_any_moment_goes_on(tmp_path):
     claims = sum(len(one["claims"]) for one in document["studies"])
     committed = [report.read(one, DOCS / f"reports/mini/{units.name(one)}")
                  for one in studies.whole(studies.preset("mini-gpu"))]  # fmt: skip
-    assert claims == sum(len(one.study.show(one).claims) for one in committed)
+    assert claims == sum(len(one.study.build_report(one).claims) for one in committed)
     assert time.monotonic() - begun < 900

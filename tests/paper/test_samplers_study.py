@@ -228,7 +228,7 @@ def full():
 
 @pytest.fixture(scope="module")
 def page(full):
-    return full.study.show(full)
+    return full.study.build_report(full)
 
 
 def test_a_verdict_for_every_rival_at_every_number_of_calls(full, page):
@@ -324,7 +324,7 @@ def test_the_committed_study_is_whole(committed):
 
 def test_the_committed_study_says_where_mend_stands(committed):
     """Against the best top-p curve and all mixtures of CRS's arms, free and after prefixes, by the rule of the lab."""
-    found = {claim.text: claim for claim in committed.study.show(committed).claims if claim.where == "Mend"}
+    found = {claim.text: claim for claim in committed.study.build_report(committed).claims if claim.where == "Mend"}
     assert len(found) == 5
     assert {claim.verdict for claim in found.values()} == {"supported"}
     for claim in found.values():

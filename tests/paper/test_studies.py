@@ -328,7 +328,7 @@ def test_every_study_runs_and_reports(smoke, tmp_path):
     assert summaries["matched"].made == summaries["prefix"].made == 0
     for name in STUDIES:
         results = collect(study(name, preset("smoke")), store)
-        page = results.study.show(results)
+        page = results.study.build_report(results)
         said = {key: claim["text"].format(size=preset("smoke")) for key, claim in WORDS[name].get("claims", {}).items()}
         own = [claim.text for claim in page.claims if name in PAPERS or claim.text in said.values()]
         assert own == list(said.values())
@@ -388,7 +388,7 @@ def test_the_committed_report(committed):
 
 def test_the_rule_passes_the_papers_own_numbers(committed):
     """It contradicts none of them, and leaves open just those whose errors, as printed, decide nothing."""
-    found = [claim for results in committed for claim in results.study.show(results).claims]
+    found = [claim for results in committed for claim in results.study.build_report(results).claims]
     left = {claim.text for claim in found if claim.paper_verdict == "inconclusive"}
     assert not [claim.text for claim in found if claim.paper_verdict == "not supported"]
     assert len(left) == 6
@@ -404,7 +404,7 @@ def test_every_section_of_the_paper_is_accounted_for(committed):
     listed = set(re.findall(r"^\| (abstract|section \d(?:\.\d)?|appendix [A-E](?:\.\d)?) \|", page, re.MULTILINE))
     named = set()
     for results in committed:
-        for claim in results.study.show(results).claims:
+        for claim in results.study.build_report(results).claims:
             part = ""
             for place in re.split(r", | and ", claim.where):
                 part = place.split()[0] if place.split()[0] in ("section", "appendix") else part
@@ -419,7 +419,7 @@ def test_every_section_of_the_paper_is_accounted_for(committed):
 
 def test_every_bound_that_is_not_zero_has_its_reason(committed):
     for results in committed:
-        for claim in results.study.show(results).claims:
+        for claim in results.study.build_report(results).claims:
             bounds = {bound for one in claim.findings for bound in one.side[1:3] if math.isfinite(bound)}
             assert bool(claim.why) == (bounds != {0}), claim.text
 

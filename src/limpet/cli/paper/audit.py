@@ -15,7 +15,7 @@ from limpet.cli.study import compute, for_each, report_documents, write_reports
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN
 from limpet.experiments import PAPER, JudgeSpec, ModelCache, Results, Store, Study, collect, local, report
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 from limpet.paper import studies
 
 Name = Literal[
