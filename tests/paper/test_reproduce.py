@@ -80,7 +80,7 @@ def test_everything_that_is_missing_is_reported_at_once(tmp_path, capsys):
 def some(monkeypatch):
     """Two audits and a study of the rehearsal."""
     every, keep = studies.all_studies, {"risk", "singleton", "final-step"}
-    monkeypatch.setattr(studies, "all_studies", lambda *given: [one for one in every(*given) if one.name in keep])
+    monkeypatch.setattr(studies, "all_studies", lambda *sizes: [one for one in every(*sizes) if one.name in keep])
 
 
 def test_it_ends_with_the_claims_and_resumes(some, tmp_path, monkeypatch, capsys):
