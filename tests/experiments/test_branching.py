@@ -1,4 +1,4 @@
-"""Forked paths: every arm of a group comes out, bit for bit, as if it had walked alone."""
+"""Branching: every sampler of a group gives, bit for bit, what it gives alone."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -9,49 +9,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from study_cases import BASE, NATIVE, no_report
+from limpet.diffusion.process import warmup_steps
 from limpet.errors import LimpetError
 from limpet.experiments import Cell, ModelCache, Store, Study, collect, run, units
 from limpet.experiments.executors import local
 from limpet.experiments.study import Prompts
-from limpet.generation import Counted, sample
+from limpet.generation import sample, steps
 from limpet.models.exact_sources import source
 from limpet.paper.studies import preset, study
-from limpet.samplers import CRS, Native, available, param, params
-from limpet.samplers.context import State
+from limpet.samplers import CRS, Native, State, available, param, params
+from study_cases import BASE, NATIVE, no_report
 
 WORDS = source("exact:words")
 
 
-class Watched(ModelCache):
-    """A models whose only model counts the calls of its body."""
+class CountingCache(ModelCache):
+    """Loads one model, which counts its network calls."""
 
     def __init__(self):
         super().__init__()
-        self.counted = Counted(WORDS)
+        self.calls = 0
 
     def model(self, name):
+        cache = self
+
         class Model(type(WORDS)):
-            def body(_, tokens, t):
-                return self.counted.body(tokens, t)
+            def backbone(self, inputs):
+                cache.calls += 1
+                return super().backbone(inputs)
 
-        made = Model.__new__(Model)
-        made.__dict__.update(WORDS.__dict__)
-        return made
+        model = Model.__new__(Model)
+        model.__dict__.update(WORDS.__dict__)
+        return model
 
 
-def run_all(cells, ctx, seeds=(5,)):
-    models = Watched()
-    made = Study("paths", "paths", tuple(cells), seeds, no_report)
-    store = Store(ctx)
-    summary = run(made, store, local(models=models), models)
+def run_all(cells, path, seeds=(5,)):
+    models = CountingCache()
+    study = Study("branches", "branches", tuple(cells), seeds, no_report)
+    store = Store(path)
+    summary = run(study, store, local(models=models), models)
     assert not summary.failed
-    plan = store.read_plan(units.plan_name(made))
-    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, models.counted.calls
+    plan = store.read_plan(units.plan_name(study))
+    return {cell["name"]: [store.read(key) for key in cell["keys"]] for cell in plan["cells"]}, models.calls
 
 
-def alone(cell, seed, recorded=None, prefix=None):
-    return sample(WORDS, cell.sampler, cell.n, seed, cell.length, prefix, replay=recorded)
+def alone(cell, seed, recorded=None, prompt=None):
+    return sample(WORDS, cell.sampler, cell.n, seed, cell.length, prompt, replay=recorded)
 
 
 def assert_same(found, expected):
@@ -84,23 +87,23 @@ SAMPLERS = st.builds(Native, **NATIVES) | st.builds(
 
 @given(samplers=st.lists(SAMPLERS, min_size=2, max_size=5, unique=True), replayed=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_forked_arms_equal_arms_alone(tmp_path_factory, samplers, replayed):
-    """And if each arm that selects is replayed as well, what replays it."""
+def test_samplers_that_share_calls_give_what_they_give_alone(tmp_path_factory, samplers, replayed):
+    """So do the replays of each that commits tokens."""
     cells = [Cell(str(i), "exact:words", sampler, 2) for i, sampler in enumerate(samplers)]
     found, calls = run_all(cells, tmp_path_factory.mktemp("store"))
     assert calls <= 5 * len(cells)
     replays = [replace(cell, name=f"replay of {cell.name}", replay=cell.name) for cell in cells
                if replayed and isinstance(cell.sampler, CRS)]  # fmt: skip
     found, _ = run_all([*replays, *cells], tmp_path_factory.mktemp("store"))
-    made = {cell.name: alone(cell, 5) for cell in cells}
+    expected = {cell.name: alone(cell, 5) for cell in cells}
     for cell in cells:
-        assert_same(found[cell.name][0], made[cell.name])
+        assert_same(found[cell.name][0], expected[cell.name])
     for cell in replays:
-        assert_same(found[cell.name][0], alone(cell, 5, made[cell.replay].memory))
+        assert_same(found[cell.name][0], alone(cell, 5, expected[cell.replay].memory))
 
 
 def other_value(param):
-    """A value that a parameter does not come with."""
+    """A value that is not the default of a parameter."""
     if param.choices:
         return next(choice for choice in param.choices if choice not in (param.default, "recorded"))
     if param.kind is bool:
@@ -110,11 +113,11 @@ def other_value(param):
     return next(value for value in (2, 1, 0.7, 0.3, 4) if value != param.default and param.accepts(value))
 
 
-FIXED = [("trapezoidal", "interleave")]  # parameters that a sampler inherits, and takes as they come alone
+FIXED = [("trapezoidal", "interleave")]  # inherited parameters of which a sampler takes the default alone
 
 
 @pytest.mark.parametrize(("kind", "name"), FIXED)
-def test_a_knob_that_takes_one_value_says_so(kind, name):
+def test_a_parameter_that_takes_one_value_says_so(kind, name):
     with pytest.raises(LimpetError, match=f"{kind} has {name}"):
         available()[kind](nfe=5, **{name: other_value(params(available()[kind])[name])})
 
@@ -123,29 +126,29 @@ def test_a_knob_that_takes_one_value_says_so(kind, name):
     ("kind", "name"),
     [(kind, name) for kind in available() for name in params(available()[kind]) if (kind, name) not in FIXED],
 )
-def test_every_knob_of_every_sampler_makes_an_arm_of_its_own(tmp_path, kind, name):
-    """Beside the arm that it differs from in that parameter alone, an arm is as it is alone."""
+def test_a_sampler_that_differs_in_one_parameter_gives_what_it_gives_alone(tmp_path, kind, name):
+    """Of every parameter of every sampler, also beside the sampler with its defaults."""
     base = available()[kind](nfe=5)
     changed = base.replace(**{name: other_value(params(type(base))[name])})
-    prompts, prefix = None, None
-    if base.needs_given:
-        prompts, prefix = Prompts("source", tokens=80, each=2), WORDS.draw(1, 5)[:, :80].repeat_interleave(2, 0)
-    arms = {"as it comes": base, "changed": changed}
-    cells = [Cell(arm, "exact:words", sampler, 2, prompts=prompts) for arm, sampler in arms.items()]
+    prompts, prompt = None, None
+    if base.needs_fixed:
+        prompts, prompt = Prompts("source", tokens=80, each=2), WORDS.draw(1, 5)[:, :80].repeat_interleave(2, 0)
+    samplers = {"default": base, "changed": changed}
+    cells = [Cell(name, "exact:words", sampler, 2, prompts=prompts) for name, sampler in samplers.items()]
     found, _ = run_all(cells, tmp_path)
-    assert found["as it comes"][0].rows["key"] != found["changed"][0].rows["key"]
+    assert found["default"][0].rows["key"] != found["changed"][0].rows["key"]
     for cell in cells:
-        assert_same(found[cell.name][0], alone(cell, 5, prefix=prefix))
+        assert_same(found[cell.name][0], alone(cell, 5, prompt=prompt))
 
 
 @dataclass(frozen=True)
 class Shifted(CRS):
-    """CRS from another start: a parameter that was added, and says no more than a default and words."""
+    """CRS from another start: a subclass with one more parameter."""
 
     shift: int = param(0, "Added to every token of the start.", low=0)
 
-    def begin(self, ctx):
-        state = super().begin(ctx)
+    def init(self, ctx):
+        state = super().init(ctx)
         return state._replace(tokens=(state.tokens + self.shift) % ctx.model.vocab_size)
 
 
@@ -157,7 +160,7 @@ class Sharper(CRS):
         return replace(super().transition(ctx, state, revise, inspect), temperature=0.5)
 
 
-def test_a_knob_added_by_subclass_gives_two_results_for_two_values(tmp_path):
+def test_a_parameter_of_a_subclass_gives_two_results_for_two_values(tmp_path):
     cells = [Cell(str(shift), "exact:words", Shifted(nfe=6, shift=shift), 3) for shift in (0, 1)]
     found, calls = run_all([Cell("CRS", "exact:words", BASE, 3), *cells], tmp_path)
     assert calls == 3 * BASE.nfe
@@ -184,20 +187,20 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Keeper(Native):
-    """A sampler of another kind: it remembers in its own way, marks some calls alone, and a replay starts from it."""
+    """A sampler with a memory of its own, masks of some calls, and a replay that starts from the memory."""
 
-    plain: bool = param(False, "Whether its memory has no names.")
+    plain: bool = param(False, "Whether its memory is a plain tuple.")
 
-    def begin(self, ctx):
-        return super().begin(ctx)._replace(memory=self.kept(ctx.noise() * 0, ctx.no_positions))
+    def init(self, ctx):
+        return super().init(ctx)._replace(memory=self.kept(ctx.noise() * 0, ctx.no_positions))
 
     def step(self, ctx, state):
         zeta, alpha = state.memory
         after, info = super().step(ctx, state)
         zeta = after.tokens if state.call == 0 else zeta
         same = after.tokens == zeta
-        marks = {"kept": same} if state.call in (1, 2, 4) else {}
-        return after._replace(memory=self.kept(zeta, alpha | same)), info._replace(marks=marks)
+        masks = {"kept": same} if state.call in (1, 2, 4) else {}
+        return after._replace(memory=self.kept(zeta, alpha | same)), info._replace(masks=masks)
 
     def replay(self, ctx, recorded):
         zeta, alpha = recorded
@@ -210,19 +213,18 @@ class Keeper(Native):
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_sampler_of_another_kind_is_published_and_replayed(tmp_path, plain):
-    """Its memory by its own names, in its own order; its marks summed over the calls before the final step. A replay that
-    begins elsewhere shares nothing."""
+    """Its memory by its own names and in its own order; its masks summed over the calls before the final step. A replay
+    that starts elsewhere shares nothing."""
     keeper = Keeper(nfe=5, plain=plain)
     cells = [Cell("again", "exact:words", keeper, 3, replay="keeper"), Cell("keeper", "exact:words", keeper, 3)]
     found, calls = run_all([*cells, Cell("native", "exact:words", Native(nfe=5), 3)], tmp_path)
-    assert calls == 15  # it says of no call that it is shared
+    assert calls == 15  # it shares no call
     first, second = (found[name][0] for name in ("keeper", "again"))
     assert set(first.tensors) == {"tokens", *(("memory0", "memory1") if plain else ("zeta", "alpha"))}
     expected = alone(cells[1], 5)
     assert torch.equal(first.tensors["tokens"].long(), expected.tokens)
     assert torch.equal(second.tensors["tokens"].long(), alone(cells[0], 5, expected.memory).tokens)
-    counted = []
-    sample(WORDS, keeper, 3, 5, progress=lambda state, info, done, total: counted.append(dict(info.marks)))
+    counted = [step.masks for step in steps(WORDS, keeper, 3, 5)]
     assert first.rows["columns"]["kept"] == (counted[1]["kept"].sum(-1) + counted[2]["kept"].sum(-1)).tolist()
     assert first.rows["columns"]["committed"] == first.rows["columns"]["visible"] == [0] * 3
     assert "kept" not in found["native"][0].rows["columns"]
@@ -236,16 +238,16 @@ def test_replays_follow_their_source(tmp_path):
         Cell("final-only", "exact:words", BASE.replace(values="recorded", write="output"), 3, replay="CRS"),
     ]
     found, calls = run_all([*replays, crs], tmp_path, seeds=(5, 6))
-    for shard, seed in enumerate((5, 6)):
+    for index, seed in enumerate((5, 6)):
         source_run = alone(crs, seed)
-        assert_same(found["CRS"][shard], source_run)
+        assert_same(found["CRS"][index], source_run)
         for cell in replays:
-            assert_same(found[cell.name][shard], alone(cell, seed, source_run.memory))
-    warmup = limpet.process.warmup_steps(BASE.nfe, BASE.warmup)
+            assert_same(found[cell.name][index], alone(cell, seed, source_run.memory))
+    warmup = warmup_steps(BASE.nfe, BASE.warmup)
     assert calls == 2 * (warmup + 4 * (BASE.nfe - warmup))
 
 
-def test_both_endpoints_of_a_path_cost_one_call_more(tmp_path):
+def test_two_final_steps_of_a_sampler_cost_one_call_more(tmp_path):
     ends = [Cell(end, "exact:words", NATIVE.replace(final_step=end), 2) for end in ("argmax", "sample")]
     found, calls = run_all(ends, tmp_path)
     assert calls == BASE.nfe + 1
@@ -253,11 +255,11 @@ def test_both_endpoints_of_a_path_cost_one_call_more(tmp_path):
         assert_same(found[cell.name][0], alone(cell, 5))
 
 
-def test_prompts_are_kept_and_prefixes_are_not_measured(tmp_path):
+def test_prompts_are_kept_and_not_measured(tmp_path):
     cell = Cell("CRS", "exact:words", BASE, 4, prompts=Prompts("source", tokens=80, each=2))
     found, _ = run_all([cell], tmp_path)
     drawn = WORDS.draw(2, 5)[:, :80].repeat_interleave(2, 0)
-    assert_same(found["CRS"][0], alone(cell, 5, prefix=drawn))
+    assert_same(found["CRS"][0], alone(cell, 5, prompt=drawn))
     tokens, columns = found["CRS"][0].tensors["tokens"].long(), found["CRS"][0].rows["columns"]
     assert torch.equal(tokens[:, :80], drawn)
     own = (WORDS.log_prob(drawn) - WORDS.log_prob(tokens)).tolist()
@@ -266,20 +268,20 @@ def test_prompts_are_kept_and_prefixes_are_not_measured(tmp_path):
     assert columns["entropy"] == pytest.approx(limpet.evaluation.metrics.entropy(tokens[:, 80:]).tolist())
 
 
-def test_the_visible_labels_are_counted_as_the_paper_counts_them(tmp_path):
+def test_visible_tokens_are_counted_as_the_paper_counts_them(tmp_path):
     cell = Cell("CRS", "exact:words", BASE, 2)
     found, _ = run_all([cell], tmp_path)
     at = found["CRS"][0].tensors["committed_at"].long()
-    warmup = limpet.process.warmup_steps(BASE.nfe, BASE.warmup)
+    warmup = warmup_steps(BASE.nfe, BASE.warmup)
     steps = range(warmup, BASE.nfe - 1)
     expected = torch.stack([(at < r).sum(-1) for r in steps]).double()
     assert found["CRS"][0].rows["columns"]["visible"] == expected.sum(0).tolist()
-    results = collect(Study("paths", "paths", (cell,), (5,), no_report), Store(tmp_path))
+    results = collect(Study("branches", "branches", (cell,), (5,), no_report), Store(tmp_path))
     assert results("CRS", "visible").mean == pytest.approx(float(expected.mean(0).mean()))
 
 
 def test_the_factorial_costs_at_most_three_quarters(tmp_path):
-    """The twelve cells as the paper has them, 64 calls, warmup .33: counted on the denoiser, not reckoned."""
+    """The paper's twelve cells, 64 calls, warmup .33: network calls are counted."""
     twelve = [Cell(cell.name, "exact:words", cell.sampler, 1) for cell in study("factorial", preset("paper")).cells]
     assert len(twelve) == 12
     _, calls = run_all(twelve, tmp_path)

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from limpet import style as looks
+from limpet import style
 from limpet.evaluation.judges import CONVENTIONS
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import ModelCache, Store, claims, collect, figures, render, report, run, units
+from limpet.experiments import ModelCache, Store, claims, collect, figures, local, render, report, run, units
 from limpet.experiments.claims import PublishedValue
 from limpet.experiments.report_content import Entry, Figure, Panel, Series, Table, format_estimate, format_signed
-from limpet.experiments.executors import local
 from limpet.models.exact_sources import source
 from limpet.paper.studies import preset, study
 
@@ -42,7 +41,7 @@ def test_students_quantile(df, level):
 
 
 def test_bounds_are_students_and_one_sided():
-    """Each is wrong once in twenty: so what lies between is a 90% interval."""
+    """Each is wrong once in twenty, so the interval between them has 90%."""
     assert claims.bounds(2.0, 0.5, 4) == pytest.approx(scipy.stats.t.interval(0.9, 3, 2.0, 0.5), rel=1e-4)
     assert claims.bounds(1.0, math.nan, 1) == (-math.inf, math.inf)
     assert claims.bounds(math.nan, math.nan, 4) == (-math.inf, math.inf)
@@ -74,7 +73,7 @@ def test_bounds_are_students_and_one_sided():
         (claims.below("x", Estimate(np.array([math.nan, -1.0]), ("outside the curve", None))), "open"),
     ],
 )
-def test_a_finding_rests_on_its_bounds(finding, outcome):
+def test_the_outcome_of_a_finding_follows_from_its_bounds(finding, outcome):
     assert finding.outcome == outcome
 
 
@@ -97,7 +96,12 @@ def test_the_papers_numbers_are_judged_by_the_same_rule(paper, outcome):
 def test_a_verdict_on_the_papers_numbers():
     held, signed, left, wrong = (
         claims.below("x", estimate(1, 0.1), paper=paper)
-        for paper in (PublishedValue(-1, -1, 0.1), PublishedValue(-1, -1), PublishedValue(-1, -1, 1), PublishedValue(1, 1))
+        for paper in (
+            PublishedValue(-1, -1, 0.1),
+            PublishedValue(-1, -1),
+            PublishedValue(-1, -1, 1),
+            PublishedValue(1, 1),
+        )
     )
     for findings, verdict in {
         (held,): "supported",
@@ -109,8 +113,8 @@ def test_a_verdict_on_the_papers_numbers():
         assert claims.Claim("section 1", "Something", findings).paper_verdict == verdict
 
 
-def test_a_rule_of_one_sided_bounds_errs_as_often_as_it_says():
-    """Where there is no_report, one finding in twenty holds and one fails: 4000 draws, within four standard errors."""
+def test_one_sided_bounds_err_as_often_as_their_level_says():
+    """Without any effect one finding in twenty holds and one fails: 4000 draws, within four standard errors."""
     rng, count = np.random.default_rng(0), 4000
     outcomes = [claims.below("x", Estimate(rng.normal(size=4))).outcome for _ in range(count)]
     error = 4 * math.sqrt(0.05 * 0.95 / count)
@@ -131,14 +135,19 @@ def test_a_verdict_needs_all_findings():
 
 
 def test_a_claim_in_short_and_as_json():
-    """Few values one by one, many as their range; the paper's number where it prints one, else the side."""
-    few = claims.Claim("section 1", "Few", [claims.below("x", estimate(-1, 0.1), paper=PublishedValue(-0.5, -0.5, 0.05)),
-                                            claims.above("y", estimate(-2, 0.1))])  # fmt: skip
-    assert (few.measured, few.published, few.count) == ("-1.00 ± 0.1; -2.00 ± 0.1", "-0.500 ± 0.05; above 0", "1 of 2 hold")
+    """Few values one by one, many as their range; the paper's number where it prints one, else the criterion."""
+    one = claims.below("x", estimate(-1, 0.1), paper=PublishedValue(-0.5, -0.5, 0.05))
+    few = claims.Claim("section 1", "Few", [one, claims.above("y", estimate(-2, 0.1))])
+    assert (few.measured, few.published, few.count) == (
+        "-1.00 ± 0.1; -2.00 ± 0.1",
+        "-0.500 ± 0.05; above 0",
+        "1 of 2 hold",
+    )
     gone = claims.below("z", Estimate(np.array([math.nan, 1.0]), ("outside the curve", None)))
     assert gone.measured == "no value (outside the curve)"
-    many = claims.Claim("section 1", "Many", [claims.below("x", estimate(-i, i / 10), paper=PublishedValue(i / 2, i / 2))
-                                              for i in (3, 1, 2)] + [gone])  # fmt: skip
+    values = {i: PublishedValue(i / 2, i / 2) for i in (3, 1, 2)}
+    findings = [claims.below("x", estimate(-i, i / 10), paper=value) for i, value in values.items()]
+    many = claims.Claim("section 1", "Many", [*findings, gone])
     assert (many.measured, many.published) == ("-3.00 to -1.00 (± 0.3 at most), 1 without a value", "+0.500 to +1.50")
     for claim in (few, many):
         stored = json.loads(json.dumps(claim.to_dict(), allow_nan=False))
@@ -146,9 +155,9 @@ def test_a_claim_in_short_and_as_json():
         for kept, finding in zip(stored["findings"], claim.findings, strict=True):
             own = Estimate.from_dict(kept)
             np.testing.assert_array_equal(own.values, finding.estimate.values)
-            words = kept["name"], kept["expected"], kept["outcome"], kept["paper_outcome"], own.reasons
+            values = kept["name"], kept["expected"], kept["outcome"], kept["paper_outcome"], own.reasons
             expected = finding.name, finding.expected, finding.outcome, finding.paper_outcome, finding.estimate.reasons
-            assert words == expected
+            assert values == expected
 
 
 def test_numbers():
@@ -160,12 +169,12 @@ def test_numbers():
 
 
 TABLE = Table(
-    "t", "A < B & 5%", ("Arm", "GenPPL"),
+    "t", "A < B & 5%", ("sampler", "GenPPL"),
     (((Entry("a_1"), Entry("1.0 ± 0.1", "2.0")),), ((Entry("∞"), Entry("3")),)),
 )  # fmt: skip
 
 
-def test_a_table_in_three_languages():
+def test_a_table_in_three_formats():
     html = render.FORMATS["html"](TABLE)
     assert "A &lt; B &amp; 5%" in html
     assert html.count("<tr>") == 3
@@ -185,8 +194,8 @@ NASTY = (
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_what_a_user_named_is_shown_as_it_is(name):
-    """In the one Markdown, and so in the page: no tag, no link, no emphasis comes of it."""
+def test_a_users_name_is_shown_as_it_is(name):
+    """In Markdown and so in the page: it makes no tag, no link and no emphasis."""
 
     class Text(HTMLParser):
         def __init__(self):
@@ -199,12 +208,12 @@ def test_what_a_user_named_is_shown_as_it_is(name):
         def handle_data(self, data):
             self.words.append(data)
 
-    table = Table("t", f"of {name}", ("Arm", name), (((Entry(name), Entry("1", name)),),))
+    table = Table("t", f"of {name}", ("sampler", name), (((Entry(name), Entry("1", name)),),))
     text = Text()
     text.feed(render.FORMATS["html"](table))
     assert text.tags == {"p", "table", "thead", "tbody", "tr", "th", "td"}
     shown = " ".join(name.split())
-    assert [word for word in text.words if word.strip()] == [f"of {shown}", "Arm", shown, shown, f"1 [{shown}]"]
+    assert [word for word in text.words if word.strip()] == [f"of {shown}", "sampler", shown, shown, f"1 [{shown}]"]
 
 
 FIGURE = Figure(
@@ -216,13 +225,13 @@ FIGURE = Figure(
 
 
 @pytest.mark.parametrize("name", ["samplers", "frontier", "nfe-scaling", "warmup", "storage"])
-def test_no_legend_stands_over_data(name, monkeypatch):
+def test_no_legend_covers_data(name, monkeypatch):
     """Of the committed reports' figures: legends and panels share no point."""
-    canvas, made = pytest.importorskip("matplotlib.figure"), []
+    canvas, drawn = pytest.importorskip("matplotlib.figure"), []
 
     class Kept(canvas.Figure):
         def savefig(self, *args, **named):
-            made.append(self)
+            drawn.append(self)
             super().savefig(*args, **named)
 
     monkeypatch.setattr(canvas, "Figure", Kept)
@@ -230,13 +239,13 @@ def test_no_legend_stands_over_data(name, monkeypatch):
     results = report.read_report(one, Path(__file__).parents[2] / "docs/reports/mini" / one.full_name)
     for figure in report.content_of(results).figures:
         figures.draw(figure)
-    legends = [*made[0].legends, *(axes.get_legend() for axes in made[0].axes if axes.get_legend())]
+    legends = [*drawn[0].legends, *(axes.get_legend() for axes in drawn[0].axes if axes.get_legend())]
     assert legends
-    for legend, axes in itertools.product(legends, made[0].axes):
+    for legend, axes in itertools.product(legends, drawn[0].axes):
         assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
-def test_a_figure_is_the_same_bytes_and_survives_grey():
+def test_equal_figures_are_equal_bytes_and_can_be_read_in_grey():
     first = figures.draw(FIGURE)
     assert first == figures.draw(FIGURE)
     assert first["png"].startswith(b"\x89PNG")
@@ -248,16 +257,16 @@ def test_a_figure_is_the_same_bytes_and_survives_grey():
     )
 
 
-def test_a_family_has_one_colour_and_what_shares_it_another_marker():
-    names = ("CRS, argmax", "native", "Psi", "Mend", "top-p .9", "CRS, copied", "native, top-p .8", "Gibbs")
+def test_a_family_has_one_colour_and_its_members_differ_in_marker():
+    names = ("CRS, argmax", "native", "Psi", "Mend", "top-p .9", "CRS, keep", "native, top-p .8", "Gibbs")
     lines = figures.styled(Panel("", "x", "y", tuple(Series(name, (1,), (1,)) for name in names)))
     kinds = ("crs", "native", "rival0", "mend", "top-p", "crs", "top-p", "rival1")
-    assert [colour for colour, _, _ in lines] == [looks.colours()[kind] for kind in kinds]
+    assert [colour for colour, _, _ in lines] == [style.colours()[kind] for kind in kinds]
     assert len({(marker, line) for _, marker, line in lines}) == len(names)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_colour_is_seen_on_its_paper(dark):
+def test_every_colour_has_contrast(dark):
     """By WCAG's formula: three to one for what is drawn."""
 
     def light(colour):
@@ -265,21 +274,23 @@ def test_every_colour_is_seen_on_its_paper(dark):
         linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    found = looks.colours(dark)
-    assert found.keys() >= set(looks.COLOURS)
-    for name in looks.COLOURS:
+    found = style.colours(dark)
+    assert found.keys() >= set(style.COLOURS)
+    for name in style.COLOURS:
         one, two = sorted((light(found[name]), light(found["card"])))
         assert (two + 0.05) / (one + 0.05) >= 3, name
 
 
-def test_verdicts_have_a_colour_and_a_shape_and_tables_scroll_by_themselves():
+def test_verdicts_have_a_colour_and_a_sign_and_tables_scroll_by_themselves():
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
-    text = "\n".join([f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings_table(one))}" for one in (yes, no)])
+    text = "\n".join(
+        [f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings_table(one))}" for one in (yes, no)]
+    )
     page = report.document("t", f"{text}\n{report.claims_table([report.IndexEntry('a', 'a', (yes, no))])}").decode()
-    for said in ("<strong class=yes>supported</strong>", "<strong class=no>not supported</strong>",
+    for mark in ("<strong class=yes>supported</strong>", "<strong class=no>not supported</strong>",
                  "<span class=yes>holds</span>", "<span class=no>fails</span>", "<span class=yes>supported</span>, ",
                  "<span class=no>not supported</span>, "):  # fmt: skip
-        assert said in page
+        assert mark in page
     assert page.count("<div class=wide tabindex=0") == page.count("<table>") == 3
 
 
@@ -291,7 +302,7 @@ def test_a_page_has_its_contents_and_a_way_back():
 
 
 class Links(HTMLParser):
-    """Whatever a page would fetch."""
+    """Everything that a page would fetch."""
 
     def __init__(self):
         super().__init__()
@@ -310,9 +321,9 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(store):
-    models, made = ModelCache(), replace(study("frontier", preset("smoke")), is_toy=False)
-    run(made, store, local(models=models), models)
-    return collect(made, store)
+    models, one = ModelCache(), replace(study("frontier", preset("smoke")), is_toy=False)
+    run(one, store, local(models=models), models)
+    return collect(one, store)
 
 
 def test_a_report_is_one_page_and_a_folder(finished, tmp_path):
@@ -337,11 +348,11 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
     keys = next(one["keys"] for one in plan["cells"] if one["name"] == "distilled/D/0.5")
     rows = [store.read(key).rows for key in keys]
     nll = [np.sum(r["columns"]["nll:0"]) / np.sum(r["columns"]["tokens:0"]) for r in rows]
-    assert cell["nll"]["shards"] == pytest.approx(nll)
+    assert cell["nll"]["values"] == pytest.approx(nll)
     assert cell["ppl"]["mean"] == pytest.approx(np.exp(nll).mean())
     assert cell["nll"]["se"] == pytest.approx(np.std(nll, ddof=1) / math.sqrt(2))
-    made = document["provenance"]["made on"][0]
-    assert {"device", "precision", "torch", "limpet"} <= set(made)
+    machine = document["provenance"]["computed on"][0]
+    assert {"device", "precision", "torch", "limpet"} <= set(machine)
     assert set(document["provenance"]["models"]) == {"exact:words", "exact:chain"}
     distributions = [source(name) for name in ("exact:words", "exact:chain")]
     assert document["provenance"]["judges"] == [
@@ -363,9 +374,8 @@ def test_a_report_holds_the_numbers(finished, store, tmp_path):
         assert claim["verdict"] in (tmp_path / "report.md").read_text()
 
 
-def test_a_toy_does_not_stand_beside_the_paper(finished, tmp_path):
-    """Neither the paper's numbers nor verdicts on its claims, on any page: the smallest preset and exact sources are
-    toys, and the built-in models are none."""
+def test_a_toy_is_not_compared_with_the_paper(finished, tmp_path):
+    """No page has the paper's numbers or verdicts on its claims. Toys are the smallest preset and exact sources."""
     assert [study("frontier", preset(name)).is_toy for name in ("smoke", "exact", "mini", "paper")] == [
         True,
         True,
@@ -388,16 +398,16 @@ def test_a_toy_does_not_stand_beside_the_paper(finished, tmp_path):
 
 
 def test_without_matplotlib_a_report_has_its_tables(finished, tmp_path, monkeypatch):
-    told: list[str] = []
+    warnings: list[str] = []
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "matplotlib", None)
-        page = report.write_report(finished, tmp_path / "a", on_progress=told.append)
-    assert told == ["frontier has tables alone: this needs matplotlib: pip install 'limpet[figures]'"]
+        page = report.write_report(finished, tmp_path / "a", warn=warnings.append)
+    assert warnings == ["the report of frontier has no figures: this needs matplotlib: pip install 'limpet[figures]'"]
     assert not (tmp_path / "a/figures").exists()
     assert "figures/" not in (tmp_path / "a/report.md").read_text()
     assert "<table" in page.read_text()
-    report.write_report(finished, tmp_path / "b", on_progress=told.append)
-    assert len(told) == 1
+    report.write_report(finished, tmp_path / "b", warn=warnings.append)
+    assert len(warnings) == 1
     for table in (tmp_path / "b/tables").iterdir():
         assert (tmp_path / "a/tables" / table.name).read_bytes() == table.read_bytes()
 
@@ -419,22 +429,25 @@ def test_an_index_over_reports(finished, tmp_path):
         assert f"| {claim.published} | {claim.paper_verdict} | {claim.measured} | {claim.verdict}, {claim.count}" in row
     places = [re.match(r"\| \[(.*?)\]", line).group(1) for line in text.splitlines() if line.startswith("| [")]
     assert places == sorted((claim.where for claim in tested), key=lambda where: (where[0] != "s", where))
-    assert report.claims_table([report.index_entry(report.read_report(finished.study, tmp_path / "frontier-smoke"))]) in text
+    assert (
+        report.claims_table([report.index_entry(report.read_report(finished.study, tmp_path / "frontier-smoke"))])
+        in text
+    )
     anchors = re.findall(r"frontier-smoke/index.html#(claim-\d+)", page.read_text())
     assert all(f'<a id="{anchor}"></a>' in (tmp_path / "frontier-smoke/index.html").read_text() for anchor in anchors)
     assert len(set(anchors)) == len(tested)
 
 
-def test_verdicts_are_told_apart():
+def test_verdicts_are_counted():
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
-    sections = [report.IndexEntry("a", "a", (no, yes)), report.IndexEntry("b", "b", (yes,)), report.IndexEntry("c", "c")]
-    assert report.count_verdicts(sections) == (
-        "2 claims. Here: 1 supported, 1 not supported, 0 inconclusive, 0 not tested. The rule on the paper's own "
+    entries = [report.IndexEntry("a", "a", (no, yes)), report.IndexEntry("b", "b", (yes,)), report.IndexEntry("c", "c")]
+    assert report.count_verdicts(entries) == (
+        "2 claims. Here: 1 supported, 1 not supported, 0 inconclusive, 0 not tested. The same rule on the paper's "
         "numbers: 0 supported, 0 not supported, 0 inconclusive, 0 by sign, 2 in words."
     )
 
 
-def test_a_number_that_enters_two_claims_is_counted_once_and_said_so():
+def test_a_number_in_two_claims_is_counted_once():
     one, other = estimate(-1, 0.1), estimate(-1, 0.2)
     both = claims.Claim("section 1", "both", [claims.below("x", one), claims.below("y", other)])
     alone, none = (claims.Claim("section 2", "alone", [claims.below("x", e)]) for e in (one, estimate(0, 0)))

@@ -1,4 +1,4 @@
-"""`limpet tune`: it finds what there is to find, goes on after any stop, and reports on seeds that it has not seen."""
+"""Tuning finds the best parameters, resumes after any stop, and reports on seeds that no choice has used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -16,31 +17,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import CRS, Mend, Native
-from limpet.cli.common import arms as read_arms
+from limpet.cli.common import named_samplers
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation import statistics
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Results, Shelf, Store, collect, figures, run, tuning, units
-from limpet.experiments.executors import local
+from limpet.experiments import ModelCache, Results, Store, collect, figures, local, resolve, run, tuning
 from limpet.experiments.tuning import (
-    Question,
-    Scored,
-    drawn,
+    Candidate,
+    TuningConfig,
+    candidate_samplers,
+    crs_curve,
+    curves_through,
+    delta_nll,
     frontier,
-    less,
-    line,
+    measured_candidates,
+    parse_space,
     points,
     ranked,
     rungs,
-    scored,
-    space,
-    top_p,
+    sampler_text,
+    top_p_curve,
 )
 from limpet.samplers import Gibbs, find, params, parse
 
 SMALL = "mend late_top_p=1,.6 budget=.25,1"
-QUESTION = Question("exact:words", nfe=4, n=2, shards=2, spaces=(SMALL,))
+CONFIG = TuningConfig("exact:words", nfe=4, n=2, n_seeds=2, spaces=(SMALL,))
 DOC = Path(__file__).parents[2] / "docs/tune.md"
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
@@ -49,82 +51,83 @@ numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 # The space
 
 
-def test_points_are_the_whole_space_once_and_every_beginning_covers_it():
-    default = space(tuning.SPACE)
+def test_points_are_the_whole_space_once_and_the_first_ones_cover_it():
+    default = parse_space(tuning.SPACE)
     every = [tuple(point.items()) for point in points(default)]
     assert len(every) == len(set(every)) == math.prod(map(len, default.values.values()))
     assert set(every) == {
         tuple(zip(default.values, values, strict=True)) for values in product(*default.values.values())
     }
     for param, values in default.values.items():
-        often = Counter(dict(point)[param] for point in every[:24])
-        assert {often[value] for value in values} == {24 // len(values)}, param  # no point came twice so early
+        counts = Counter(dict(point)[param] for point in every[:24])
+        assert {counts[value] for value in values} == {24 // len(values)}, param  # no point came twice so early
 
 
-def test_arms_are_the_sampler_as_it_comes_and_then_points_of_each_space_in_turn():
-    spaces = [space("mend warmup=.2,.5"), space("crs budget=.25,.5,1")]
-    found = tuning.arms(spaces, 8, 5)
+def test_candidates_are_the_defaults_and_then_points_of_each_space_alternately():
+    spaces = [parse_space("mend warmup=.2,.5"), parse_space("crs budget=.25,.5,1")]
+    found = candidate_samplers(spaces, 8, 5)
     assert list(found)[:2] == ["mend", "crs"]
     assert {name.split()[0] for name in list(found)[2:4]} == {"mend", "crs"}
     assert all(sampler.nfe == 8 for sampler in found.values())
-    every = tuning.arms(spaces, 8, 100)
+    every = candidate_samplers(spaces, 8, 100)
     assert list(found) == list(every)[:5]
     assert set(every) == {"mend", "mend warmup=0.2", "mend warmup=0.5", "crs", "crs budget=0.25", "crs budget=1.0"}
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("mend late_topp=.9", "mend has no parameter 'late_topp'; did you mean late_top_p?"),
         ("mend .9", "it takes parameters with values, such as warmup=.2,.33"),
         ("mend warmup=.2,2", "has warmup 2.0; mend takes a number from 0 to 1"),
-        ("mend mend=many", "has mend 'many'; mend takes None or a whole number from 0"),
-        ("mend nfe=8,16", "arms are compared at equal calls, which --nfe gives"),
+        ("mend revise=many", "has revise 'many'; mend takes None or a whole number from 0"),
+        ("mend nfe=8,16", "samplers are compared at equal calls, which --nfe sets"),
         ("sharpen p=1", "there is no sampler 'sharpen'"),
         ("", "there is no sampler ''"),
     ],
 )
-def test_what_is_no_space_gets_one_sentence(text, says, tmp_path, capsys):
+def test_a_wrong_space_gets_one_sentence(text, message, tmp_path, capsys):
     with pytest.raises(LimpetError) as raised:
-        space(text)
-    assert says in str(raised.value)
+        parse_space(text)
+    assert message in str(raised.value)
     assert main(["tune", "exact:words", "--space", text, "--store", str(tmp_path), "--out", f"{tmp_path}/a.toml"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_that_may_be_anything_is_one_value():
-    assert space("gibbs predictor=native,top_p=.8").values == {"predictor": ("native,top_p=.8",)}
-    assert space("mend final_step=keep,argmax mend=None,2,2").values == {
-        "final_step": ("keep", "argmax"), "mend": (None, 2)
-    }  # fmt: skip
+def test_a_parameter_that_is_any_text_has_one_value():
+    assert parse_space("gibbs predictor=native,top_p=.8").values == {"predictor": ("native,top_p=.8",)}
+    assert parse_space("mend final_step=keep,argmax revise=None,2,2").values == {
+        "final_step": ("keep", "argmax"),
+        "revise": (None, 2),
+    }
 
 
 @given(st.data())
-def test_a_line_is_read_back_as_the_sampler_it_was_written_from(data):
-    spread = space(tuning.SPACE + " final_step=keep,argmax,ancestral horizon=None,3 top_k=None,7")
+def test_the_text_of_a_sampler_is_parsed_as_the_same_sampler(data):
+    spread = parse_space(tuning.SPACE + " final_step=keep,argmax,sample horizon=None,3 top_k=None,7")
     point = {param: data.draw(st.sampled_from(values)) for param, values in spread.values.items()}
     sampler = Mend(nfe=data.draw(st.integers(2, 64)), **point)
-    assert parse(f"{line(sampler)} nfe={sampler.nfe}")[1] == sampler
+    assert parse(f"{sampler_text(sampler)} nfe={sampler.nfe}")[1] == sampler
 
 
 # The rules of choice
 
 
 @given(st.integers(1, 500), st.integers(1, 20))
-def test_a_third_of_the_arms_on_three_times_the_shards(arms, shards):
-    ladder = rungs(arms, shards)
-    assert ladder[0][0] == arms
+def test_each_rung_has_a_third_of_the_candidates_on_three_times_the_seeds(count, n_seeds):
+    ladder = rungs(count, n_seeds)
+    assert ladder[0][0] == count
     assert ladder[-1][0] <= 3
-    assert ladder[-1][1] >= shards
+    assert ladder[-1][1] >= n_seeds
     for (many, few), (left, more) in pairwise(ladder):
         assert left == -(-many // 3)
         assert few < more <= 3 * few
 
 
-def test_the_default_ladder_is_the_one_whose_cost_is_reckoned():
-    asked = Question("mini")
-    assert rungs(asked.arms, asked.shards) == [(24, 1), (8, 3), (3, 9)]
+def test_the_default_rungs_are_those_whose_cost_is_stated():
+    config = TuningConfig("mini")
+    assert rungs(config.candidates, config.n_seeds) == [(24, 1), (8, 3), (3, 9)]
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6), numbers)
@@ -168,24 +171,24 @@ def test_the_jackknife_of_one_shard_has_no_error():
     assert math.isnan(found.se)
 
 
-def made_up(truth, noise=0.0):
-    """Results without samples: the curve of top-p has NLL twice its entropy, an arm what `truth` says, and every shard
-    some noise of its own."""
+def invented(truth, noise=0.0):
+    """Results without samples: the curve of top-p has NLL twice its entropy, a candidate has what `truth` holds, and
+    every seed some noise."""
 
-    def measured(study):
+    def measure(study):
         cells = {}
-        for cell in study.samples:
+        for cell in study.sample_cells:
             entropy, below = truth[cell.name] if cell.name in truth else (2 + cell.sampler.top_p, 0.0)
-            jitter = [noise * math.sin(seed * len(cell.name)) for seed in study.shards]
+            jitter = [noise * math.sin(seed * len(cell.name)) for seed in study.seeds]
             nll = np.array([2 * entropy + below + each for each in jitter])
-            cells[cell.name] = {"entropy": Estimate(np.full(len(nll), entropy)), "nll": Estimate(nll),
-                                "rep-4": Estimate(np.zeros(len(nll)))}  # fmt: skip
+            values = {"entropy": np.full(len(nll), entropy), "nll": nll, "rep-4": np.zeros(len(nll))}
+            cells[cell.name] = {name: Estimate(value) for name, value in values.items()}
         return Results(study, {}, cells)
 
-    return measured
+    return measure
 
 
-LINES = list(tuning.arms([space(tuning.SPACE)], 8, 30))
+TEXTS = list(candidate_samplers([parse_space(tuning.SPACE)], 8, 30))
 
 
 @given(
@@ -193,73 +196,73 @@ LINES = list(tuning.arms([space(tuning.SPACE)], 8, 30))
     st.one_of(st.none(), st.floats(2.5, 2.9)),
 )
 def test_without_noise_halving_finds_what_an_exhaustive_search_finds(table, wanted):
-    truth = dict(zip(LINES, table, strict=True))
-    question = Question("made up", 8, arms=30, entropy=wanted, tolerance=0.1)
+    truth = dict(zip(TEXTS, table, strict=True))
+    config = TuningConfig("invented", 8, candidates=30, entropy=wanted, tolerance=0.1)
     near = [name for name, (entropy, _) in truth.items() if wanted is None or abs(entropy - wanted) <= 0.1]
     if not near:
         return
     best = min(truth[name][1] for name in near)
-    found = tuning.tune(question, made_up(truth))
+    found = tuning.tune(config, invented(truth))
     assert truth[found.winner][1] == pytest.approx(best, abs=1e-9)
     assert found.distances()["top-p"].mean == pytest.approx(best, abs=1e-9)
     assert [len(rung) for rung in found.rungs] == [30, 10, 4, 2]
 
 
 def test_noise_smaller_than_the_differences_changes_nothing():
-    truth = {name: (2.5 + i / 100, -0.1 * (i * 7 % 30)) for i, name in enumerate(LINES)}
-    found = tuning.tune(Question("made up", 8, arms=30), made_up(truth, noise=0.04))
+    truth = {name: (2.5 + i / 100, -0.1 * (i * 7 % 30)) for i, name in enumerate(TEXTS)}
+    found = tuning.tune(TuningConfig("invented", 8, candidates=30), invented(truth, noise=0.04))
     assert truth[found.winner][1] == min(below for _, below in truth.values())
     assert found.distances()["top-p"].se > 0
 
 
-def test_an_arm_above_the_curve_is_held_against_its_end_and_one_below_it_comes_last():
+def test_a_candidate_above_the_curve_is_compared_with_its_end_and_one_below_it_comes_last():
     truth = {"mend": (3.5, -0.9), "mend budget=0.5": (1.5, -9.0), "mend budget=0.25": (2.5, -0.1)}
-    top = top_p(8, final_step="sample")
-    study = Question("made up", 8).study("rung-1", {**top, **dict.fromkeys(truth, Mend(nfe=8))}, (0, 1))
-    results = made_up(truth)(study)
-    found = ranked(scored(results, truth, drawn(results, [top])), None, 0.1)
-    assert [one.arm for one in found] == ["mend budget=0.25", "mend", "mend budget=0.5"]
-    assert found[0].less == pytest.approx(-0.1)
-    assert found[1].less == pytest.approx(2 * 3.5 - 0.9 - 2 * 3)  # top-p 1 has entropy 3
-    assert math.isnan(found[2].less)
+    top = top_p_curve(8, "sample")
+    study = TuningConfig("invented", 8).study("rung-1", {**top, **dict.fromkeys(truth, Mend(nfe=8))}, (0, 1))
+    results = invented(truth)(study)
+    found = ranked(measured_candidates(results, truth, curves_through(results, [top])), None, 0.1)
+    assert [one.sampler for one in found] == ["mend budget=0.25", "mend", "mend budget=0.5"]
+    assert found[0].delta_nll == pytest.approx(-0.1)
+    assert found[1].delta_nll == pytest.approx(2 * 3.5 - 0.9 - 2 * 3)  # top-p 1 has entropy 3
+    assert math.isnan(found[2].delta_nll)
     for one in found:
-        assert less(results, one.arm, top).mean == pytest.approx(one.less, nan_ok=True)
+        assert delta_nll(results, one.sampler, top).mean == pytest.approx(one.delta_nll, nan_ok=True)
 
 
-def test_the_frontier_is_what_no_other_arm_beats_as_last_measured():
+def test_the_frontier_is_what_no_other_sampler_beats_as_last_measured():
     found = [
-        Scored("a", 2.0, 1.0, 0, 1), Scored("b", 3.0, 2.0, 0, 1), Scored("c", 2.5, 2.5, 0, 1),
-        Scored("d", 3.0, 0.5, 0, 1), Scored("d", 1.0, 0.5, 0, 2), Scored("twin", 2.0, 1.0, 0, 1),
+        Candidate("a", 2.0, 1.0, 0, 1), Candidate("b", 3.0, 2.0, 0, 1), Candidate("c", 2.5, 2.5, 0, 1),
+        Candidate("d", 3.0, 0.5, 0, 1), Candidate("d", 1.0, 0.5, 0, 2), Candidate("twin", 2.0, 1.0, 0, 1),
     ]  # fmt: skip
-    assert [one.arm for one in frontier(found)] == ["d", "a", "twin", "b"]
+    assert [one.sampler for one in frontier(found)] == ["d", "a", "twin", "b"]
 
 
-def test_what_cannot_be_reached_is_a_sentence():
-    truth = dict.fromkeys(LINES, (2.6, 0.0))
+def test_an_entropy_out_of_reach_is_a_sentence():
+    truth = dict.fromkeys(TEXTS, (2.6, 0.0))
     with pytest.raises(
-        LimpetError, match=r"entropy 4 is out of reach: the 30 arms have 2.6 to 2.6; ask for one in between"
+        LimpetError, match=r"entropy 4 is out of reach: the 30 samplers have 2.6 to 2.6; ask for one in between"
     ):
-        tuning.tune(Question("made up", 8, arms=30, entropy=4.0), made_up(truth))
+        tuning.tune(TuningConfig("invented", 8, candidates=30, entropy=4.0), invented(truth))
     with pytest.raises(
-        LimpetError, match=r"no arm can be held .* the 30 arms have 1 to 1, and the curve of top-p 2.4 to 3"
+        LimpetError, match=r"no sampler can be compared .* the 30 samplers have 1 to 1, and the curve of top-p 2.4 to 3"
     ):
-        tuning.tune(Question("made up", 8, arms=30), made_up(dict.fromkeys(LINES, (1.0, 0.0))))
+        tuning.tune(TuningConfig("invented", 8, candidates=30), invented(dict.fromkeys(TEXTS, (1.0, 0.0))))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
-        ({"arms": 0}, "arms is 0; it takes one or more"),
+        ({"candidates": 0}, "candidates is 0; it takes one or more"),
         ({"n": 0}, "n is 0"),
-        ({"shards": -1}, "shards is -1"),
+        ({"n_seeds": -1}, "n_seeds is -1"),
         ({"seed": 7}, "seed is 7; it takes an even number from 0"),
         ({"entropy": math.nan}, "entropy is nan; it takes nats above 0"),
         ({"tolerance": 0.0}, "tolerance is 0.0; it takes a number above 0"),
     ],
 )
-def test_what_cannot_be_asked_is_a_sentence(wrong, says):
-    with pytest.raises(LimpetError, match=re.escape(says)):
-        Question("mini", **wrong)
+def test_a_wrong_configuration_is_a_sentence(wrong, message):
+    with pytest.raises(LimpetError, match=re.escape(message)):
+        TuningConfig("mini", **wrong)
 
 
 # On an exact source
@@ -270,96 +273,96 @@ class Stopped(Exception):
 
 
 def measuring(path, studies=None, stop=math.inf):
-    """The laboratory on a store; it breaks off after some units."""
-    shelf, store, made = Shelf(), Store(path), Counter()
+    """Runs studies on a store; it stops after some units."""
+    models, store, count = ModelCache(), Store(path), Counter()
 
-    def place(job, groups):
-        for event in local(shelf=shelf)(job, groups):
+    def executor(config, groups):
+        for event in local(models=models)(config, groups):
             assert event.error is None
-            made["units"] += 1
+            count["units"] += 1
             yield event
-            if made["units"] == stop:
+            if count["units"] == stop:
                 raise Stopped
 
-    def measured(study):
+    def measure(study):
         if studies is not None:
             studies.append(study)
-        assert not run(study, store, place, shelf).failed
+        assert not run(study, store, executor, models).failed
         return collect(study, store)
 
-    return measured
+    return measure
 
 
-def made_in(path):
-    """Every unit that was ever made in a store, as often as it was."""
+def computed_in(path):
+    """Every unit that was computed in a store, as often as it was."""
     return [json.loads(text)["unit"] for log in Path(path).glob("log/*") for text in log.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path, studies = tmp_path_factory.mktemp("undisturbed"), []
-    return path, tuning.tune(QUESTION, measuring(path, studies)), studies
+    return path, tuning.tune(CONFIG, measuring(path, studies)), studies
 
 
-def test_halving_chooses_what_all_arms_on_all_shards_would(undisturbed):
+def test_halving_chooses_what_all_candidates_on_all_seeds_would(undisturbed):
     path, found, _ = undisturbed
-    top, every = top_p(4, final_step="sample"), tuning.arms([space(SMALL)], 4, 24)
-    curve = drawn(measuring(path)(QUESTION.study("curve", top, QUESTION.seeds(1))), [top])
-    results = measuring(path)(QUESTION.study("every", every, QUESTION.seeds(3)))
-    assert found.winner == ranked(scored(results, every, curve), None, 1)[0].arm
+    top, every = top_p_curve(4, "sample"), candidate_samplers([parse_space(SMALL)], 4, 24)
+    curve = curves_through(measuring(path)(CONFIG.study("curve", top, CONFIG.seeds(1))), [top])
+    results = measuring(path)(CONFIG.study("every", every, CONFIG.seeds(3)))
+    assert found.winner == ranked(measured_candidates(results, every, curve), None, 1)[0].sampler
 
 
-def test_fresh_seeds_are_none_that_a_choice_has_seen(undisturbed):
+def test_fresh_seeds_are_none_that_a_choice_has_used(undisturbed):
     _, found, studies = undisturbed
     assert [study.name.split("-", 2)[2] for study in studies] == ["curve", "rung-1", "rung-2", "fresh"]
-    shelf = Shelf()
-    *chosen, fresh = ({unit.seed for unit in units.resolve(study, shelf).units} for study in studies)
+    models = ModelCache()
+    *chosen, fresh = ({unit.seed for unit in resolve(study, models).units} for study in studies)
     assert fresh
     assert not fresh & set().union(*chosen)
-    assert fresh == set(found.question.fresh) == set(found.fresh.study.shards)
-    many = Question("mini", shards=50)
-    assert not set(many.fresh) & set(many.seeds(1000))
+    assert fresh == set(found.config.fresh_seeds) == set(found.fresh.study.seeds)
+    many = TuningConfig("mini", n_seeds=50)
+    assert not set(many.fresh_seeds) & set(many.seeds(1000))
 
 
 @pytest.mark.parametrize("stop", [1, 9, 14, 30])
-def test_stopped_and_run_again_it_goes_on_and_finds_the_same(undisturbed, stop, tmp_path):
+def test_a_stopped_tuning_is_resumed_and_finds_the_same(undisturbed, stop, tmp_path):
     _, found, _ = undisturbed
     with pytest.raises(Stopped):
-        tuning.tune(QUESTION, measuring(tmp_path, stop=stop))
-    assert len(made_in(tmp_path)) == stop
-    again = tuning.tune(QUESTION, measuring(tmp_path))
+        tuning.tune(CONFIG, measuring(tmp_path, stop=stop))
+    assert len(computed_in(tmp_path)) == stop
+    again = tuning.tune(CONFIG, measuring(tmp_path))
     assert json.dumps(again.to_dict()) == json.dumps(found.to_dict())
-    assert max(Counter(made_in(tmp_path)).values()) == 1
-    before = len(made_in(tmp_path))
-    tuning.tune(QUESTION, measuring(tmp_path))
-    assert len(made_in(tmp_path)) == before
+    assert max(Counter(computed_in(tmp_path)).values()) == 1
+    before = len(computed_in(tmp_path))
+    tuning.tune(CONFIG, measuring(tmp_path))
+    assert len(computed_in(tmp_path)) == before
 
 
-def test_more_arms_make_only_what_is_new(undisturbed, tmp_path):
-    few = Question("exact:words", nfe=4, n=2, shards=1, spaces=(SMALL,), arms=2)
+def test_more_candidates_compute_only_what_is_new(undisturbed, tmp_path):
+    few = TuningConfig("exact:words", nfe=4, n=2, n_seeds=1, spaces=(SMALL,), candidates=2)
     tuning.tune(few, measuring(tmp_path))
-    tuning.tune(Question(**{**vars(few), "arms": 3}), measuring(tmp_path))
-    assert max(Counter(made_in(tmp_path)).values()) == 1
+    tuning.tune(replace(few, candidates=3), measuring(tmp_path))
+    assert max(Counter(computed_in(tmp_path)).values()) == 1
 
 
 # The command
 
 
-def tuned(tmp_path, *more):
-    return ["tune", "exact:words", "--nfe", "4", "--n", "2", "--shards", "2", "--space", SMALL,
-            "--store", str(tmp_path / "store"), "--out", str(tmp_path / "tuned.toml"), *more]  # fmt: skip
+def command(tmp_path, *more):
+    options = ["--nfe", "4", "--n", "2", "--n-seeds", "2", "--space", SMALL, "--store", str(tmp_path / "store")]
+    return ["tune", "exact:words", *options, *more, "--out", str(tmp_path / "tuned.toml")]
 
 
-def test_the_command_writes_what_arm_takes(undisturbed, tmp_path, capsys):
+def test_the_command_writes_a_file_that_sampler_takes(undisturbed, tmp_path, capsys):
     _, found, _ = undisturbed
-    assert main(tuned(tmp_path, "--json")) == 0
+    assert main(command(tmp_path, "--json")) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["arm"] == found.arm
-    assert document["less"]["top-p"] == found.distances()["top-p"].to_dict()
+    assert document["winner"] == found.text
+    assert document["delta_nll"]["top-p"] == found.distances()["top-p"].to_dict()
     assert document["files"] == [str(tmp_path / "tuned.toml"), str(tmp_path / "tuned.svg")]
     assert (tmp_path / "tuned.svg").read_bytes().startswith(b"<?xml")
     file = str(tmp_path / "tuned.toml")
-    assert read_arms([file], 16) == {found.sampler.caption: found.sampler}  # the file says its own calls
+    assert named_samplers([file], 16) == {found.sampler.caption: found.sampler}  # the file sets its own calls
     assert parse(f"mine: {file} nfe=9 late-top-p=.7") == ("mine", found.sampler.replace(nfe=9, late_top_p=0.7))
     call = [
         "compare",
@@ -367,32 +370,32 @@ def test_the_command_writes_what_arm_takes(undisturbed, tmp_path, capsys):
         "exact:words",
         "--n",
         "1",
-        "--shards",
+        "--seeds",
         "1",
         "2",
-        "--arm",
+        "--sampler",
         "native nfe=4",
-        "--arm",
+        "--sampler",
         file,
     ]
     assert main([*call, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["arms"][1]["sampler"] == found.sampler.to_dict()
+    assert json.loads(capsys.readouterr().out)["samplers"][1]["sampler"] == found.sampler.to_dict()
     written = Path(file).read_bytes()
-    assert main(tuned(tmp_path)) == 0
+    assert main(command(tmp_path)) == 0
     shown = capsys.readouterr()
     assert Path(file).read_bytes() == written
-    assert f'--arm "{found.arm}"' in shown.out
-    assert "the frontier of 5 arms" in shown.out
-    assert "on fresh seeds: 2 shards of 2 samples" in shown.out
-    assert "0 units made" in shown.err
+    assert f'--sampler "{found.text}"' in shown.out
+    assert "the best of 5 samplers" in shown.out
+    assert "on fresh seeds: 2 seeds x 2 samples" in shown.out
+    assert "0 units computed" in shown.err
 
 
-def test_without_matplotlib_there_is_no_figure_and_all_else(tmp_path, capsys, monkeypatch):
+def test_without_matplotlib_there_is_no_figure(tmp_path, capsys, monkeypatch):
     def none(module, name):
         raise LimpetError(f"this needs {module}: pip install 'limpet[{name}]'")
 
-    monkeypatch.setattr(figures, "extra", none)
-    assert main(tuned(tmp_path)) == 0
+    monkeypatch.setattr(figures, "import_extra", none)
+    assert main(command(tmp_path)) == 0
     shown = capsys.readouterr()
     assert "no figure: this needs matplotlib" in shown.err
     assert "on fresh seeds" in shown.out
@@ -401,75 +404,85 @@ def test_without_matplotlib_there_is_no_figure_and_all_else(tmp_path, capsys, mo
 
 
 def test_an_entropy_out_of_reach_is_a_sentence_of_the_command(tmp_path, capsys):
-    assert main(tuned(tmp_path, "--entropy", "9")) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.fullmatch(r"limpet: entropy 9 is out of reach: the 5 arms have \S+ to \S+; ask for .*--space", said)
+    assert main(command(tmp_path, "--entropy", "9")) == 2
+    printed = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.fullmatch(r"limpet: entropy 9 is out of reach: the 5 samplers have .*--space", printed)
     assert not (tmp_path / "tuned.toml").exists()
 
 
+def test_the_file_of_another_tuning_is_overwritten_by_force_alone(tmp_path, capsys):
+    file = tmp_path / "tuned.toml"
+    file.write_text('sampler = "mend"')
+    assert main(command(tmp_path)) == 2
+    assert "exists and is of another tuning: name another file, or overwrite it with --force" in capsys.readouterr().err
+    assert file.read_text() == 'sampler = "mend"'
+    assert not (tmp_path / "store").exists()
+    assert main(command(tmp_path, "--force")) == 0
+    assert file.read_text() != 'sampler = "mend"'
+
+
 @pytest.mark.parametrize("out", ["tuned.txt", "none/tuned.toml"])
-def test_where_nothing_can_be_written_is_said_before_any_work(tmp_path, capsys, out):
-    assert main([*tuned(tmp_path)[:-1], str(tmp_path / out)]) == 2
-    assert "it takes a file that ends in .toml, in a folder that is there" in capsys.readouterr().err
+def test_an_impossible_file_is_reported_before_any_work(tmp_path, capsys, out):
+    assert main([*command(tmp_path)[:-1], str(tmp_path / out)]) == 2
+    assert "it takes a file that ends in .toml, in a folder that exists" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 
 MINE = """from dataclasses import dataclass
 
-from limpet import Native, parameter
+from limpet import Native, param
 
 
 @dataclass(frozen=True)
 class Mine(Native):
-    depth: int = parameter(3, "Nothing at all.", low=1)
+    depth: int = param(3, "Nothing at all.", low=1)
 """
 
 
-def test_a_sampler_of_ones_own_is_found_from_the_file(here):
+def test_a_users_sampler_is_found_from_the_file(here):
     (here / "mine.py").write_text(MINE)
     (here / "kept").mkdir()
-    call = tuned(here)
+    call = command(here)
     call[call.index(SMALL)] = "./mine.py:Mine depth=2 top_p=.5,.8"
     assert main([*call[:-1], "kept/tuned.toml"]) == 0
-    assert 'arm = "../mine.py:Mine' in (here / "kept/tuned.toml").read_text()
-    (sampler,) = read_arms(["kept/tuned.toml"]).values()
+    assert 'sampler = "../mine.py:Mine' in (here / "kept/tuned.toml").read_text()
+    (sampler,) = named_samplers(["kept/tuned.toml"]).values()
     assert type(sampler).__name__ == "Mine"
     assert sampler.nfe == 4
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        ("arm = 'mend", "a.toml is not TOML"),
-        ("", "line 1: the file has {}; it takes arm"),
-        ("arm = 3", "line 1: arm is 3; it takes a text"),
-        ("arm = 'mend'\nrun = 'rm'", "line 2: the file has no field 'run'"),
-        ("# ours\narm = 'mend budgt=1'", "line 2: mend has no parameter 'budgt'; did you mean budget?"),
-        ("arm = 'mend budget=-1'", "line 1: mend has budget -1.0; it takes a number from 0"),
-        ("arm = 'mend nfe'", "line 1: arm 'mend nfe' has 'nfe'"),
-        ("arm = 'a.toml'", "line 1: there is no sampler 'a.toml'"),
-        ("arm = ''", "line 1: there is no sampler ''"),
-        ("arm = './none.py:Mine'", "check the path before the colon"),
-        (b"arm = '\xff'", "cannot be read"),
+        ("sampler = 'mend", "a.toml is not TOML"),
+        ("", "a.toml: the file has {}; it takes sampler"),
+        ("sampler = 3", "sampler: sampler is 3; it takes a text"),
+        ("sampler = 'mend'\nrun = 'rm'", "run: the file has no field 'run'"),
+        ("sampler = 'mend budgt=1'", "sampler: mend has no parameter 'budgt'; did you mean budget?"),
+        ("sampler = 'mend budget=-1'", "sampler: mend has budget -1.0; it takes a number from 0"),
+        ("sampler = 'mend nfe'", "sampler: sampler 'mend nfe' has 'nfe'"),
+        ("sampler = 'a.toml'", "sampler: there is no sampler 'a.toml'"),
+        ("sampler = './none.py:Mine'", "check the path before the colon"),
+        (b"sampler = '\xff'", "cannot be read"),
         (None, "name a file that limpet tune wrote"),
     ],
 )
-def test_a_file_that_holds_no_arm_gets_one_sentence(text, says, tmp_path, monkeypatch):
+def test_a_file_without_a_sampler_gets_one_sentence(text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("a.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(LimpetError) as raised:
         parse("a.toml", nfe=16)
-    assert says in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("predictor", ["a.toml", "a: a.toml", "./a.py:A", "a: ./a.py:A", "gibbs,predictor=./a.py:A"])
-def test_no_file_is_opened_for_a_knob(predictor, tmp_path, monkeypatch):
+def test_no_file_is_opened_for_a_parameter(predictor, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.py").write_text("raise SystemExit")
     Path("a.toml").write_text("secret = 'kept'")
-    with pytest.raises(LimpetError, match="it takes a sampler by its name, and no file"):
+    with pytest.raises(LimpetError, match="it takes the name of a sampler, not a file"):
         Gibbs(predictor=predictor)
 
 
@@ -483,13 +496,13 @@ def test_the_page_shows_a_command_that_runs_and_a_file_that_is_read(tmp_path, mo
     assert "on fresh seeds" in capsys.readouterr().out
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     Path("tuned.toml").write_text(block)
-    for arm in ["tuned.toml", *re.findall(r'--arm "(tuned.*?)"', page)]:
-        assert isinstance(parse(arm)[1], Mend)
+    for text in ["tuned.toml", *re.findall(r'--sampler "(tuned.*?)"', page)]:
+        assert isinstance(parse(text)[1], Mend)
 
 
-def test_the_curves_are_what_they_are_called():
-    assert all(isinstance(one, Native) and one.final_step == "sample" for one in top_p(8, final_step="sample").values())
-    assert all(isinstance(one, CRS) and one.final_step == "keep" for one in tuning.committed(8).values())
-    for name, sampler in {**top_p(8), **tuning.committed(8)}.items():
+def test_the_curves_have_their_final_steps():
+    assert all(isinstance(one, Native) and one.final_step == "sample" for one in top_p_curve(8, "sample").values())
+    assert all(isinstance(one, CRS) and one.final_step == "keep" for one in crs_curve(8).values())
+    for name, sampler in {**top_p_curve(8, "argmax"), **crs_curve(8)}.items():
         assert parse(name, nfe=8)[1] == sampler
-    assert all(param in params(find("mend")) for param in space(tuning.SPACE).values)
+    assert all(param in params(find("mend")) for param in parse_space(tuning.SPACE).values)

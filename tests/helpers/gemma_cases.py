@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_dit_family import tiktoken_like
+from model_cases import tiktoken_like
 from torch import Tensor
 
 from limpet.diffusion.backends import inverse_cdf

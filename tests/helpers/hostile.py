@@ -20,7 +20,7 @@ from limpet.cli.score import read_samples
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import load_judge
 from limpet.experiments import study_files as studies
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.model_files import INDEX
 from limpet.models.tokenizers import read_tokenizer
@@ -28,7 +28,7 @@ from limpet.recording.trajectory import Trajectory
 from limpet.training import recipe
 
 SMALL = 1 << 20  # bytes: no file here is larger
-TINY = Shape(vocab_size=5, length=4, width=4, blocks=1, heads=1, cond=2, hidden=4)
+TINY = DuoShape(vocab_size=5, length=4, width=4, blocks=1, heads=1, cond=2, hidden=4)
 ANCHORS = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", "blocks.0.mlp.0.weight")
 
 
@@ -163,7 +163,7 @@ def large_numbers(dtype, value):
 
     def make(folder):
         torch.manual_seed(0)
-        Duo(Network(TINY)).save(folder)
+        Duo(DuoNetwork(TINY)).save(folder)
         from safetensors.torch import load_file, save_file
 
         state = load_file(folder / "model.safetensors")
@@ -179,7 +179,7 @@ def large_numbers(dtype, value):
 def large_rows(folder):
     """Rows of int8 whose scales make them infinite."""
     torch.manual_seed(0)
-    Duo(Network(TINY)).save(folder, storage="int8")
+    Duo(DuoNetwork(TINY)).save(folder, storage="int8")
     from safetensors.torch import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
@@ -297,7 +297,7 @@ def beside(name, kind):
 
     def make(folder):
         torch.manual_seed(0)
-        Duo(Network(TINY)).save(folder)
+        Duo(DuoNetwork(TINY)).save(folder)
         (folder / name).unlink(missing_ok=True)
         special(name, kind)(folder)
         return folder

@@ -69,7 +69,7 @@ def written(path):
 def model(tmp_path_factory):
     """A folder with a whole small model."""
     folder = tmp_path_factory.mktemp("model")
-    hostile.Duo(hostile.Network(hostile.TINY)).save(folder)
+    hostile.Duo(hostile.DuoNetwork(hostile.TINY)).save(folder)
     return folder
 
 

@@ -21,6 +21,7 @@ from limpet.evaluation.judges import load_judge
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Native
 from limpet.samplers.base import BUILTIN
+from model_cases import features
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"write-a-sampler": "anneal.py", "bring-a-model": "bigram.py"}
@@ -88,7 +89,7 @@ def playground(unserved):
 def test_a_sampler_in_python(name):
     kind = samplers.find(name.sampler)
     model = limpet.load("exact:words")
-    out = limpet.sample(model, kind(**PARAMS), n=3, prefix="sand ")
+    out = limpet.sample(model, kind(**PARAMS), n=3, prompt="sand ")
     assert out.nfe == 8
     assert all(text.startswith("sand ") for text in out.texts)
     assert samplers.from_dict(out.sampler.to_dict()) == kind(**PARAMS)
@@ -101,12 +102,12 @@ def test_a_sampler_in_python(name):
 
 
 def test_a_sampler_in_sample_and_compare(name, capsys):
-    (line,) = printed(capsys, "sample", "--model", "exact:words", "--arm", arm(name), "--n", "1", "--json").splitlines()
+    (line,) = printed(capsys, "sample", "--model", "exact:words", "--sampler", arm(name), "--n", "1", "--json").splitlines()
     kind = samplers.find(name.sampler)
     assert (
         json.loads(line)["tokens"] == limpet.sample(limpet.load("exact:words"), kind(**PARAMS), n=1).tokens[0].tolist()
     )
-    given = ("--arm", "native nfe=8", "--arm", f"mine: {arm(name)}", "--n", "2", "--json")
+    given = ("--sampler", "native nfe=8", "--sampler", f"mine: {arm(name)}", "--n", "2", "--json")
     result = json.loads(printed(capsys, "compare", "--model", "exact:words", *given))
     assert [one["name"] for one in result["arms"]] == ["native", "mine"]
     assert result["arms"][1]["sampler"] == kind(**PARAMS).to_dict()
@@ -126,8 +127,8 @@ def test_a_sampler_in_a_study(name, capsys, on):
 
 
 def test_a_sampler_is_watched_recorded_and_viewed(name, capsys):
-    assert "8" in printed(capsys, "watch", "--model", "exact:words", "--arm", "native nfe=8", "--arm", arm(name))
-    run("sample", "--model", "exact:words", "--arm", arm(name), "--n", "1", "--record", "mine.limpet")
+    assert "8" in printed(capsys, "watch", "--model", "exact:words", "--sampler", "native nfe=8", "--sampler", arm(name))
+    run("sample", "--model", "exact:words", "--sampler", arm(name), "--n", "1", "--record", "mine.limpet")
     path = Trajectory.load(Path("mine.limpet"))
     expected = limpet.sample(limpet.load("exact:words"), samplers.find(name.sampler)(**PARAMS), n=1).tokens[0]
     assert path.frames[-1].state.tolist() == expected.tolist()
@@ -138,7 +139,7 @@ def test_a_sampler_is_watched_recorded_and_viewed(name, capsys):
 
 
 def test_a_sampler_is_served(name, playground):
-    client = playground("--models", "exact:words", "--judge", "none", "--arm", "native", "--arm", name.sampler)
+    client = playground("--models", "exact:words", "--judge", "none", "--sampler", "native", "--sampler", name.sampler)
     asked = {"arm": {"sampler": name.served, **PARAMS}, "n": 2, "seed": 7, "score": False}
     rows = client.post("/api/sample", json=asked).json()["samples"]
     expected = limpet.sample(limpet.load("exact:words"), samplers.find(name.sampler)(**PARAMS), n=2, seed=7)
@@ -154,7 +155,7 @@ def test_a_sampler_is_served(name, playground):
 
 
 def test_a_sampler_is_checked_and_described(name, capsys):
-    said = printed(capsys, "check", "--arm", arm(name))
+    said = printed(capsys, "check", "--sampler", arm(name))
     assert said.strip().splitlines()[-1].endswith("24 checks, 0 failed")
     assert "restless" in said
     described = json.loads(printed(capsys, "samplers", name.sampler, "--json"))
@@ -168,7 +169,7 @@ def test_a_sampler_is_checked_and_described(name, capsys):
 
 def test_a_model_in_python(name):
     model = limpet.load(name.model)
-    out = limpet.sample(model, CRS(nfe=8), n=2, prefix="the tide ")
+    out = limpet.sample(model, CRS(nfe=8), n=2, prompt="the tide ")
     assert (out.model, out.nfe) == ("bigram", 8)
     assert all(text.startswith("the tide ") for text in out.texts)
     result = limpet.compare(model, {"native": Native(nfe=8), "CRS": CRS(nfe=8)}, n=4, judge=load_judge(device="cpu"))
@@ -227,14 +228,14 @@ def test_a_model_is_served(name, playground):
     client = playground("--models", name.model, "exact:words", "--judge", "none")
     asked = {"model": name.model, "arm": {"sampler": "crs", "nfe": 8}, "seed": 3, "prompt": "the ", "score": False}
     (row,) = client.post("/api/sample", json=asked).json()["samples"]
-    expected = limpet.sample(limpet.load(name.model), CRS(nfe=8), n=1, seed=3, prefix="the ")
+    expected = limpet.sample(limpet.load(name.model), CRS(nfe=8), n=1, seed=3, prompt="the ")
     assert row["text"] == expected.texts[0]
     assert client.get("/api/models").json()["models"][0]["digest"] == expected.digest
     assert name.model in json.dumps(client.get("/api/openapi.json").json())
 
 
 def test_a_model_is_checked_and_described(name, capsys):
-    said = printed(capsys, "check", name.model, "--arm", "native", "--arm", arm(name))
+    said = printed(capsys, "check", name.model, "--sampler", "native", "--sampler", arm(name))
     assert said.strip().splitlines()[-1].endswith("35 checks, 0 failed")
     about = json.loads(printed(capsys, "info", name.model, "--json"))
     assert (about["name"], about["vocab_size"], about["text"]) == ("bigram", 27, True)
@@ -270,10 +271,10 @@ def test_the_model_with_a_cache_keeps_the_contract(here, monkeypatch):
     exec(compile(blocks("bring-a-model", "python")[-1], "page", "exec"), made := {})
     model = made["Prompted"]()
     assert all(row.ok for row in conformance.model_rows(model))
-    assert all(row.ok for row in conformance.arm_rows(model, "crs"))
+    assert all(row.ok for row in conformance.sampler_rows(model, "crs"))
     encode = model.tokenizer.encode
     tokens = torch.tensor([encode("th")])
-    told = model.body_told(tokens, 1.0, lambda: None, torch.tensor([[True, False]]))[0, 1]
+    told = features(model, tokens, 1.0, lambda: None, torch.tensor([[True, False]]))[0, 1]
     torch.testing.assert_close(told / told.sum(), model.pairs[encode("t")[0]] / model.pairs[encode("t")[0]].sum())
 
 

@@ -23,7 +23,7 @@ from limpet.cli.common import (
 from limpet.evaluation import source_judge
 from limpet.evaluation.comparison import NFE, Comparison, N, compare, named_samplers
 from limpet.evaluation.judges import BUILTIN, load_judge
-from limpet.evaluation.tables import HEAD_WIDTH, Table
+from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
@@ -97,7 +97,7 @@ def side_by_side(result: Comparison, i: int) -> table.Table:
     return view
 
 
-def rich_table(content: Table, width: int | None) -> table.Table:
+def rich_table(content: ResultTable, width: int | None) -> table.Table:
     """A table for a terminal of a width; where it is too wide, each error is under its mean."""
     widths = [max(*map(len, column), HEAD_WIDTH) + 3 for column in zip(*content.rows, strict=True)]
     is_narrow = width is not None and sum(widths) + 1 > width

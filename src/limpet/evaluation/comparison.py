@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import Judge, SourceJudge, judge_for
 from limpet.evaluation.sample_sets import SampleSet
 from limpet.evaluation.scores import NLL, PERPLEXITY, Scores, evaluate
 from limpet.evaluation.statistics import Estimate
-from limpet.evaluation.tables import Table
+from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser
 from limpet.samplers import Sampler, as_sampler, parse
@@ -150,7 +150,7 @@ class Comparison:
             "mean ± standard error over seeds; delta NLL is paired by seed"
         )
 
-    def table(self) -> Table:
+    def table(self) -> ResultTable:
         """One row a sampler: mean and standard error over seeds of a checker's values, then of GenPPL (or the true
         NLL), delta NLL, entropy and rep-4, at most four columns. The last row is the true distribution, if that is the
         judge."""
@@ -166,7 +166,7 @@ class Comparison:
             rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
             rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
-        return Table(self.caption, head, rows)
+        return ResultTable(self.caption, head, rows)
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -196,14 +196,14 @@ class Comparison:
                 {"sampler": one.name, "nfe": one.nfe, "seed": seed, **{name: v[i] for name, v in values.items()}}
                 for i, seed in enumerate(self.seeds)
             ]
-        return extra("pandas", "notebook").DataFrame(rows)
+        return import_extra("pandas", "notebook").DataFrame(rows)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw NLL (lower is better) against entropy, one point a sampler, with standard errors.
 
         axes: of matplotlib, to draw into (default: new ones). Returns the axes. The extra `figures` has matplotlib."""
         if axes is None:
-            axes = extra("matplotlib.pyplot", "figures").subplots()[1]
+            axes = import_extra("matplotlib.pyplot", "figures").subplots()[1]
         for name, one in zip(self.row_names, self.samplers, strict=True):
             x, y = one.scores.estimate("entropy"), one.scores.estimate(NLL)
             errors = np.nan_to_num([x.se, y.se])  # a single seed has no error

@@ -218,13 +218,13 @@ def find_tokenizer(folder: Path, vocab_size: int) -> tuple[HuggingFaceTokenizer 
         return own, "beside the weights"
     if vocab_size not in PUBLIC:
         return None, f"none: no tokenizer.json lies beside the weights, and {vocab_size} ids are not GPT-2's or BERT's"
-    whose, names = PUBLIC[vocab_size]
+    owner, names = PUBLIC[vocab_size]
     try:
         cached = [cached_folder(name, None, "tokenizer.json") for name in names]
         public = next(filter(None, cached), None) or hub_folder(names[0], None, ("tokenizer.json",))
-        return read_tokenizer(public, vocab_size), whose
+        return read_tokenizer(public, vocab_size), owner
     except LimpetError:
-        return None, f"none: {whose} is neither beside the weights nor in the cache, and the hub did not give it"
+        return None, f"none: {owner} is neither beside the weights nor in the cache, and the hub did not give it"
 
 
 # Weights and config

@@ -36,7 +36,6 @@ CANDIDATES = 4  # most probable tokens that are kept of every position and call
 FIXED = "fixed"  # the first mask of every trajectory; the others are the sampler's own
 MAX_MASKS = 8  # bits of a byte
 DEFICIT, PROB = 65535, 255  # the integers that stand for 1
-MAGIC = b"\x1f\x8b"  # of gzip
 MAX_HEADER, MAX_BYTES = 2**23, 2**27  # of an unpacked file
 SPOILT = (EOFError, gzip.BadGzipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 RANGES = {  # of the numbers in a header
@@ -167,18 +166,14 @@ class Trajectory:
 
 
 def _read(file: IO[bytes], name: str) -> Trajectory:
-    foreign = LimpetError(f"{name} is not a limpet trajectory: make one with `limpet sample --record FILE`")
-    damaged = LimpetError(f"{name} is damaged: record it again")
-    if file.read(2) != MAGIC:
-        raise foreign
-    file.seek(0)
-    line, values = b"", None
+    damaged = LimpetError(
+        f"{name} is damaged or not a limpet trajectory: record it again with `limpet sample --record FILE`"
+    )
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
-            line = unpacked.readline(MAX_HEADER)
-            values = json.loads(line)
-            if not isinstance(values, dict) or values.get("format") != FORMAT or "version" not in values:
-                raise foreign
+            values = json.loads(unpacked.readline(MAX_HEADER))
+            if values["format"] != FORMAT:
+                raise damaged
             if values["version"] != VERSION:
                 raise LimpetError(
                     f"{name} is a trajectory of version {values['version']!r}; this limpet reads version {VERSION}: "
@@ -187,11 +182,10 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
             trajectory = _without_frames(values)
             size = trajectory.header.frames * trajectory.header.layout.itemsize
             data = unpacked.read(size + 1)  # one byte more, to notice a file that is too long
-    except LimpetError:
+    except LimpetError:  # which is a ValueError
         raise
     except SPOILT as error:
-        strange = values is None and line and not line.startswith(b'{"format":"limpet')
-        raise (foreign if strange else damaged) from error
+        raise damaged from error
     if len(data) != size:
         raise damaged
     trajectory.frames = trajectory.header.unpack(data)

@@ -18,8 +18,8 @@ from limpet.samplers.trapezoidal import Trapezoidal
 __all__ = [
     "CRS",
     "DDIM",
-    "BlockRefinement",
     "Blend",
+    "BlockRefinement",
     "Context",
     "EntropyBound",
     "Features",

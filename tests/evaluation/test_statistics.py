@@ -42,13 +42,13 @@ def test_the_papers_matched_residual_at_512():
 
 @pytest.mark.parametrize("budget", REPORTED)
 def test_every_published_residual_is_met_within_its_error(budget):
-    """The table's means are not the means of per-shard residuals, but must lie within one reported error."""
+    """The means of the table are not the means of residuals per seed, but must be within one reported error."""
     reported, se = REPORTED[budget]
     assert abs(residual(DISTILLED, budget).mean - reported) < se
 
 
 def test_base_duos_fold_is_refused_as_the_paper_does():
-    """The curve turns back between p = 1 and 0.95: the paper reads p <= 0.9 alone, at budgets 256 and above."""
+    """The curve turns back between p = 1 and 0.95: the paper reads p <= 0.9 only, at budgets 256 and above."""
     for budget in (256, 512, 1024):
         assert residual(BASE, budget).mean < 0
     refused = residual(BASE, 128)
@@ -58,7 +58,7 @@ def test_base_duos_fold_is_refused_as_the_paper_does():
     whole = statistics.interpolate(entropy, ppl, 5.1)
     assert whole == statistics.interpolate(entropy[2:], ppl[2:], 5.1)
     assert statistics.interpolate(entropy, ppl, 5.225) == pytest.approx((math.nan, statistics.FOLD), nan_ok=True)
-    assert statistics.interpolate(entropy, ppl, 5.221) == (48.42, None)  # the branch's own end
+    assert statistics.interpolate(entropy, ppl, 5.221) == (48.42, None)  # the end of the branch
 
 
 @given(
@@ -67,7 +67,7 @@ def test_base_duos_fold_is_refused_as_the_paper_does():
     st.floats(0, 1),
     st.integers(0, 2**32 - 1),
 )
-def test_a_monotone_curve_is_read_as_it_stands(nodes, falling, where, seed):
+def test_a_monotone_curve_is_interpolated_linearly(nodes, falling, where, seed):
     xs = np.array(nodes[::-1] if falling else nodes, dtype=float)
     ys = np.random.default_rng(seed).normal(size=len(xs))
     x = min(max(xs.min() + where * (xs.max() - xs.min()), xs.min()), xs.max())
@@ -108,7 +108,7 @@ def test_a_hull_is_the_least_that_mixing_two_points_reaches(points):
         assert np.interp(x, xs, ys) == pytest.approx(min(chords), abs=1e-9)
 
 
-def test_matching_is_per_shard_and_one_shard_without_a_value_leaves_no_mean():
+def test_matching_is_per_seed_and_one_seed_without_a_value_leaves_no_mean():
     curves_x, curves_y = [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 2.0], [0.0, 1.0]]
     inside = statistics.matched(curves_x[:2], curves_y[:2], [1.5, 1.25], [0.0, 0.0])
     assert inside.values.tolist() == [-0.5, -0.5]
@@ -129,13 +129,22 @@ def test_mean_and_error_are_their_formulas(values):
     assert estimate.se == pytest.approx(math.sqrt(variance / len(values)), abs=1e-9)
 
 
-def test_one_shard_has_no_error():
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=6))
+def test_the_perplexity_of_several_seeds_is_exp_of_the_mean_nll(nll):
+    """So the order by GenPPL is the order by NLL."""
+    found, logs = statistics.GeometricMean(np.exp(nll)), statistics.mean_se(nll)
+    assert found.mean == pytest.approx(math.exp(logs.mean))
+    assert found.se == pytest.approx(found.mean * logs.se, abs=1e-12)
+    assert statistics.GeometricMean(np.array([np.inf, 1.0])).mean == math.inf
+
+
+def test_one_seed_has_no_error():
     assert math.isnan(statistics.mean_se([3.0]).se)
     assert statistics.mean_se(3.0).mean == 3.0
 
 
 @given(st.integers(2, 6), st.integers(0, 99))
-def test_contrasts_are_taken_shard_by_shard(n, seed):
+def test_differences_are_taken_seed_by_seed(n, seed):
     a, b, c, d = np.random.default_rng(seed).normal(size=(4, n)) + np.random.default_rng(seed).normal(size=n)
     difference = statistics.paired(a, b)
     np.testing.assert_allclose(difference.values, [x - y for x, y in zip(a, b, strict=True)])
@@ -161,19 +170,19 @@ def test_bootstrap_covers_the_mean_as_often_as_it_says():
     assert 20 <= misses <= 64
 
 
-def test_bootstrap_draws_whole_rows_within_shards():
+def test_bootstrap_draws_whole_rows_within_groups():
     random = np.random.default_rng(0)
     pairs = np.stack([values := random.normal(size=50), values + 1], -1)
     interval = statistics.bootstrap(pairs, lambda rows: float((rows[:, 1] - rows[:, 0]).mean()))
     assert interval.low == pytest.approx(1)
     assert interval.high == pytest.approx(1)
-    apart = np.repeat([0.0, 100.0], 25)  # no variation within shards: none is left once drawn within them
-    assert statistics.bootstrap(apart, shards=apart.tolist())[:2] == (50, 50)
+    apart = np.repeat([0.0, 100.0], 25)  # no variation within groups
+    assert statistics.bootstrap(apart, groups=apart.tolist())[:2] == (50, 50)
     assert statistics.bootstrap(apart).low < 45
     shuffled = random.permutation(50)
-    assert statistics.bootstrap(apart[shuffled], shards=apart[shuffled].tolist())[:2] == (50, 50)
+    assert statistics.bootstrap(apart[shuffled], groups=apart[shuffled].tolist())[:2] == (50, 50)
     unequal = np.array([0.0] * 5 + [1.0] * 20)
-    assert statistics.bootstrap(unequal, shards=unequal.tolist())[:2] == pytest.approx((0.8, 0.8))
+    assert statistics.bootstrap(unequal, groups=unequal.tolist())[:2] == pytest.approx((0.8, 0.8))
     assert statistics.bootstrap(values) == statistics.bootstrap(values)
 
 
@@ -182,8 +191,8 @@ def test_bootstrap_draws_whole_rows_within_shards():
     [
         (lambda: statistics.paired([1, 2, 3], [1, 2]), "3 and 2"),
         (lambda: statistics.difference_of_differences([1], [1], [1], [1, 2]), "1 and 1 and 1 and 2"),
-        (lambda: statistics.mean_se([]), "one or more shards"),
-        (lambda: statistics.matched([[1, 2]], [[1, 2]], [1, 2], [1, 2]), "curve for each shard"),
+        (lambda: statistics.mean_se([]), "one or more seeds"),
+        (lambda: statistics.matched([[1, 2]], [[1, 2]], [1, 2], [1, 2]), "curve for each seed"),
         (lambda: statistics.matched([[1]], [[1]], [1], [1]), "two or more nodes"),
         (lambda: statistics.bootstrap([]), "one sample or more"),
         (lambda: statistics.bootstrap([1.0], level=1.5), "between 0 and 1"),
@@ -196,10 +205,10 @@ def test_errors_are_sentences(call, words):
 
 
 def test_infinities_are_values_like_others():
-    """What cannot be is infinitely unlikely: so is its shard, without a warning, and never a number that is not."""
+    """An impossible sample has an infinite NLL, and so has its seed, without a warning; JSON has None for it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert statistics.mean_se([1, np.inf]).mean == np.inf
-        assert statistics.mean_se([1, np.inf]).to_dict() == {"mean": None, "se": None, "shards": [1, None]}
+        assert statistics.mean_se([1, np.inf]).to_dict() == {"mean": None, "se": None, "values": [1, None]}
         assert np.isnan(statistics.paired([np.inf, 1], [np.inf, 1]).mean)
         statistics.bootstrap([1, np.inf, 2], resamples=50)

@@ -1,4 +1,4 @@
-"""gidd-unif and Sumi: parity with their transcription, who sees whom, the schedule, files, samplers, conformance."""
+"""gidd-unif and Sumi: parity with their transcriptions, attention masks, the schedule, files, samplers, conformance."""
 
 import json
 import math
@@ -8,21 +8,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_dit_family import tiktoken_like
-from test_parts import parted
 
 import limpet
 from limpet import conformance
 from limpet.cli import main
 from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
-from limpet.models import gidd, sumi, time_agnostic
+from limpet.models import WrappedDenoiser, gidd, sumi, time_agnostic
 from limpet.models.loading import load
-from limpet.recording.trajectory import Trajectory
-from test_check import failed, rows_of
-from test_files import refused
-from timeless_transcription import gidd as gidd_transcribed
-from timeless_transcription import sumi as sumi_transcribed
+from model_cases import check, failed, features, parted, refused, tiktoken_like
+from time_agnostic_transcription import gidd as gidd_transcribed
+from time_agnostic_transcription import sumi as sumi_transcribed
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -53,7 +49,7 @@ def gidd_folder(folder, config=None, special=GIDD_SPECIAL, **shape):
     folder.mkdir()
     size = tiktoken_like(folder, special, 280)
     sizes = {"vocab_size": size, "length": 11, "width": 24, "blocks": 3, "heads": 3, "hidden": 40, **shape}
-    save_file(randomised(gidd.Network(gidd.Shape(**sizes))), folder / "model.safetensors")
+    save_file(randomised(gidd.GiddNetwork(gidd.GiddShape(**sizes))), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(GIDD_CONFIG | (config or {})))
     return folder
 
@@ -61,8 +57,8 @@ def gidd_folder(folder, config=None, special=GIDD_SPECIAL, **shape):
 def sumi_folder(folder, config=None):
     folder.mkdir()
     size = tiktoken_like(folder, SUMI_SPECIAL, 280)
-    shape = sumi.Shape(size, 11, 48, 3, 6, 40, 2)
-    save_file(randomised(sumi.Network(shape)), folder / "model.safetensors")
+    shape = sumi.SumiShape(size, 11, 48, 3, 6, 40, 2)
+    save_file(randomised(sumi.SumiNetwork(shape)), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(SUMI_CONFIG | (config or {})))
     return folder
 
@@ -86,7 +82,7 @@ def stored(folder):
 
 
 def clean_positions():
-    """A prefix, nothing, and scattered positions."""
+    """A prompt, nothing, and scattered positions."""
     clean = torch.zeros(3, 11, dtype=torch.bool)
     clean[0, :4], clean[2, [1, 5, 6, 10]] = True, True
     return clean
@@ -103,7 +99,7 @@ def test_gidd_agrees_with_its_equations(tmp_path, scaling, parts):
     known = {"fan_in": lambda outward, inward: inward**-0.5, "fan_out": lambda outward, inward: outward**-0.5}
     scale = known.get(scaling, lambda outward, inward: scaling)
     tokens = tokens_of(model)
-    ours = model.head(model.body_told(tokens, 0.5, lambda: None, clean)).float()
+    ours = model.head(features(model, tokens, 0.5, lambda: None, clean)).float()
     theirs = np.stack([
         gidd_transcribed(p, row.tolist(), 3, ~clean[i].numpy(), 2.0, 3.0, scale, 1.7, 1e-5)
         for i, row in enumerate(tokens)
@@ -125,7 +121,7 @@ def test_sumi_agrees_with_its_equations(tmp_path):
 def test_every_parameter_matters(folder):
     model = load(folder, device="cpu")
     model.network.requires_grad_(True)
-    model.network.head(model.network.body(tokens_of(model))).square().sum().backward()
+    model.network.head(model.network.backbone(tokens_of(model))).square().sum().backward()
     assert all(parameter.grad.abs().max() > 1e-4 for parameter in model.network.parameters())
 
 
@@ -149,7 +145,7 @@ def test_time_changes_nothing(folder):
     assert torch.equal(model.logits(tokens, 1.0), model.logits(tokens, each))
 
 
-# Who sees whom
+# Which positions a query sees
 
 
 def test_a_prompt_sees_no_noise(tmp_path):
@@ -157,63 +153,58 @@ def test_a_prompt_sees_no_noise(tmp_path):
     model = load(gidd_folder(tmp_path / "m"), device="cpu")
     tokens, clean = tokens_of(model), clean_positions()
     noise = torch.where(clean, tokens, (tokens + 1) % model.vocab_size)
-    one, other = (model.body_told(each, 0.5, lambda: None, clean) for each in (tokens, noise))
+    one, other = (features(model, each, 0.5, lambda: None, clean) for each in (tokens, noise))
     assert torch.allclose(one[clean], other[clean], atol=1e-6)
     assert ((one - other)[~clean].abs().amax(-1) > 1e-3).all()
-    told, untold = one, model.body(tokens, 0.5)
-    assert (told - untold)[0].abs().max() > 1e-3
-    assert torch.allclose(told[1], untold[1], atol=1e-6)  # where nothing is clean, nothing is hidden
+    unmasked = features(model, tokens, 0.5)
+    assert (one - unmasked)[0].abs().max() > 1e-3
+    assert torch.allclose(one[1], unmasked[1], atol=1e-6)  # where nothing is clean, nothing is hidden
 
 
-class Heard(limpet.models.Wrapped):
-    """A model that notes what it was told."""
+class Recorder(WrappedDenoiser):
+    """A model that records which tokens it was given as clean."""
 
-    def __init__(self, inner, told_clean):
+    def __init__(self, inner, clean_tokens):
         super().__init__(inner)
-        self.told_clean, self.heard = told_clean, []
+        self.clean_tokens, self.recorded = clean_tokens, []
 
-    def body_at(self, tokens, t, needed):
-        self.heard.append(None)
-        return self.inner.body_at(tokens, t, needed)
-
-    def body_told(self, tokens, t, needed, clean):
-        self.heard.append(clean.clone())
-        return self.inner.body_at(tokens, t, needed)
+    def backbone(self, inputs):
+        self.recorded.append(None if inputs.clean is None else inputs.clean.clone())
+        return self.inner.backbone(inputs._replace(clean=None))
 
 
 @pytest.mark.parametrize("sampler", [limpet.Native(nfe=6), limpet.CRS(nfe=6), limpet.Mend(nfe=6)])
-def test_samplers_say_what_is_clean_to_whoever_hears_it(sampler):
+def test_samplers_give_a_model_the_clean_tokens_that_it_wants(sampler):
     source = limpet.load("exact:chain")
     given = {0: 3, 1: 4, 9: 5}
     fixed = torch.zeros(2, 128, dtype=torch.bool)
     fixed[:, list(given)] = True
-    outs, heard, visible = [], {}, []
-    for told in ("nothing", "given", "visible"):
-        model, visible = Heard(source, told), []
-        watch = lambda state, info, *_, seen=visible: seen.append(info.marks.get("visible"))  # noqa: E731
-        out = limpet.sample(model, sampler, n=2, fixed=given, batch_size=2, progress=watch)
-        outs.append(out)
-        heard[told] = model.heard
-        assert out.nfe == len(model.heard) == sampler.nfe
-    assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)  # a model that ignores it samples the same
-    assert heard["nothing"] == [None] * sampler.nfe
-    assert all(torch.equal(clean, fixed) for clean in heard["given"])
-    for clean, labels in zip(heard["visible"], visible, strict=True):
-        assert torch.equal(clean, fixed if labels is None else fixed | labels)
+    outs, recorded = [], {}
+    for kind in ("ignored", "fixed", "committed"):
+        model = Recorder(source, kind)
+        outs.append(limpet.sample(model, sampler, n=2, fixed=given, batch_size=2))
+        recorded[kind] = model.recorded
+        assert outs[-1].nfe == len(model.recorded) == sampler.nfe
+    assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)  # the model ignores it, and samples the same
+    assert recorded["ignored"] == [None] * sampler.nfe
+    assert all(torch.equal(clean, fixed) for clean in recorded["fixed"])
+    steps = limpet.steps(source, sampler, n=2, fixed=given)
+    for clean, step in zip(recorded["committed"], steps, strict=True):
+        visible = step.masks.get("visible")
+        assert torch.equal(clean, fixed if visible is None else fixed | visible)
     if isinstance(sampler, limpet.CRS):
-        assert heard["visible"][-1].sum() > fixed.sum()
+        assert recorded["committed"][-1].sum() > fixed.sum()
 
 
-def test_guidance_tells_of_no_prompt_where_it_hides_it():
-    model = Heard(limpet.load("exact:chain"), "given")
-    limpet.sample(model, limpet.samplers.find("guided")(nfe=4), n=1, prefix=[3, 4, 5])
-    assert [int(clean.sum()) for clean in model.heard] == [0, 3, 0, 3]
+def test_guidance_names_no_clean_tokens_where_it_hides_the_prompt():
+    model = Recorder(limpet.load("exact:chain"), "fixed")
+    limpet.sample(model, limpet.samplers.find("guided")(nfe=4), n=1, prompt=[3, 4, 5])
+    assert [int(clean.sum()) for clean in model.recorded] == [0, 3, 0, 3]
 
 
-def test_a_model_says_one_of_three():
-    model = Heard(limpet.load("exact:chain"), "everything")
-    with pytest.raises(LimpetError, match="told_clean 'everything'; it takes"):
-        limpet.sample(model, limpet.Native(nfe=2), n=1)
+def test_clean_tokens_has_three_values():
+    with pytest.raises(LimpetError, match="clean_tokens 'everything'; it takes"):
+        limpet.sample(Recorder(limpet.load("exact:chain"), "everything"), limpet.Native(nfe=2), n=1)
 
 
 # The schedule
@@ -237,48 +228,50 @@ def test_the_schedule_is_even_between_its_log_odds():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder, precision):
     model = load(folder, device="cpu", precision=precision)
-    rows = rows_of(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
+    rows = check(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
     found = {row.what: row.found for row in rows}
-    assert found["clean positions"].startswith("nothing to do" if model.told_clean == "nothing" else "largest")
+    assert found["clean positions"].startswith("not applicable" if model.clean_tokens == "ignored" else "largest")
 
 
 def test_the_command_ends_in_a_verdict(folder, capsys):
-    assert main.main(["check", str(folder), "--arm", "crs", "--nfe", "4", "--device", "cpu"]) == 0
+    assert main.main(["check", str(folder), "--sampler", "crs", "--nfe", "4", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].endswith("24 checks, 0 failed")
     assert main.main(["info", str(folder), "--device", "cpu"]) == 0
     assert "clipped-snr -9 to 9" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
-def test_samples_hold_their_prefix_count_their_calls_and_know_no_batch(folder, sampler):
+def test_samples_keep_their_prompt_count_their_calls_and_do_not_depend_on_the_batch(folder, sampler):
     model = load(folder, device="cpu")
-    out = limpet.sample(model, sampler, n=4, prefix="The ", seed=3)
-    prefix = model.tokenizer.encode("The ")
-    assert (out.tokens[:, : len(prefix)] == torch.tensor(prefix)).all()
+    out = limpet.sample(model, sampler, n=4, prompt="The ", seed=3)
+    prompt = model.tokenizer.encode("The ")
+    assert (out.tokens[:, : len(prompt)] == torch.tensor(prompt)).all()
     assert out.nfe == 5
     assert not (out.tokens == model.tokenizer.special.get("mask", -1)).any()
-    alone = limpet.sample(model, sampler, n=4, prefix="The ", seed=3, batch_size=1)
+    alone = limpet.sample(model, sampler, n=4, prompt="The ", seed=3, batch_size=1)
     assert (alone.tokens != out.tokens).double().mean() < 0.1  # but for draws that round apart
     assert all(text.startswith("The ") for text in out.texts)
 
 
-def test_a_recorded_path_is_told_what_a_sampled_one_is(folder, tmp_path):
-    """A viewer's denoiser passes on what is clean: its path ends in the tokens that were sampled."""
-    model, given = load(folder, device="cpu"), ["--prompt", "The ", "--n", "1", "--device", "cpu"]
-    record = str(tmp_path / "x.limpet")
-    arguments = ["sample", "--model", str(folder), "--arm", "crs nfe=5", "--record", record, *given]
-    assert main.main([*arguments, "--precision", "float32"]) == 0
-    expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prefix="The ").tokens[0]
+def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
+    """Recording passes on which tokens are clean."""
+    model, record = load(folder, device="cpu"), str(tmp_path / "x.limpet")
+    options = ["--prompt", "The ", "--n", "1", "--device", "cpu", "--precision", "float32"]
+    command = ["sample", "--model", str(folder), "--sampler", "crs nfe=5", "--record", record]
+    assert main.main([*command, *options]) == 0
+    expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prompt="The ").tokens[0]
+    from limpet.recording.trajectory import Trajectory
+
     assert Trajectory.load(Path(record)).frames[-1].state.tolist() == expected.tolist()
 
 
-def test_the_body_where_it_is_needed_is_the_body(folder):
+def test_the_backbone_at_some_positions_is_the_backbone(folder):
     model = load(folder, device="cpu")
     tokens, index = tokens_of(model), torch.tensor([0, 4, 12, 30])
-    some = model.body_at(tokens, 0.5, lambda: index).flatten(0, 1)[index]
-    assert torch.allclose(some, model.body(tokens, 0.5).flatten(0, 1)[index], atol=1e-6)
+    some = features(model, tokens, 0.5, lambda: index).flatten(0, 1)[index]
+    assert torch.allclose(some, features(model, tokens, 0.5).flatten(0, 1)[index], atol=1e-6)
 
 
 # Files
@@ -286,17 +279,17 @@ def test_the_body_where_it_is_needed_is_the_body(folder):
 
 @pytest.mark.parametrize("clean", [None, "some"])
 def test_layers_are_compiled_once_and_are_the_layers(folder, clean, monkeypatch):
-    """The program that a GPU runs, as the compiler's front end takes it down; kernels are made from it there alone."""
+    """The program that a GPU runs, as the front end of the compiler traces it."""
     model = load(str(folder))
     tokens = tokens_of(model)
     clean = None if clean is None else clean_positions()
-    plain = model.body_told(tokens, 0.5, lambda: None, clean)
+    plain = features(model, tokens, 0.5, lambda: None, clean)
     monkeypatch.setattr(time_agnostic, "has_triton", lambda device: True)
-    taken_down = torch.compile(time_agnostic.everywhere, dynamic=False, backend="aot_eager")
-    monkeypatch.setattr(time_agnostic, "compiled", lambda: taken_down)
+    traced = torch.compile(time_agnostic.run_layer, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(time_agnostic, "compiled_layer", lambda: traced)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = model.body_told(tokens, 0.5, lambda: None, clean)
+    compiled = features(model, tokens, 0.5, lambda: None, clean)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
@@ -306,13 +299,13 @@ def test_parts_are_the_same_model(folder):
     assert load(parted(folder), device="cpu").digest == whole.digest
 
 
-def test_what_it_says_of_itself(folder):
+def test_the_attributes_of_a_model(folder):
     model = load(folder, device="cpu")
     assert (model.length, model.predicts, model.schedule.name) == (11, "leave-one-out", "clipped-snr -9 to 9")
     assert model.info["source"] == "folder"
     expected = {"gidd": {"eos": 1, "pad": 2, "mask": 3}, "sumi": {"eos": 1, "pad": 2}}[folder.name]
     assert model.tokenizer.special == expected
-    assert model.told_clean == {"gidd": "given", "sumi": "nothing"}[folder.name]
+    assert model.clean_tokens == {"gidd": "fixed", "sumi": "ignored"}[folder.name]
 
 
 def test_settings_are_in_the_digest(tmp_path):
@@ -322,7 +315,7 @@ def test_settings_are_in_the_digest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("config", "match"),
     [
         ({"noise_type": 0.0}, "noise_type 0.0, so its noise is in part the mask token"),
         ({"noise_type": math.nan}, "noise_type nan, so its noise"),
@@ -345,12 +338,12 @@ def test_settings_are_in_the_digest(tmp_path):
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
     ],
 )
-def test_a_config_that_is_not_gidds(tmp_path, said, match):
-    refused(gidd_folder(tmp_path / "m", said), match)
+def test_a_config_that_is_not_gidds(tmp_path, config, match):
+    refused(gidd_folder(tmp_path / "m", config), match)
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("config", "match"),
     [
         ({"num_key_value_heads": 4}, "6 heads of queries for 4 of keys"),
         ({"num_key_value_heads": 3}, r"misshapen: layers\.0\.self_attn\.k_proj"),
@@ -363,8 +356,8 @@ def test_a_config_that_is_not_gidds(tmp_path, said, match):
         ({"rope_theta": "x"}, "rope_theta 'x'"),
     ],
 )
-def test_a_config_that_is_not_sumis(tmp_path, said, match):
-    refused(sumi_folder(tmp_path / "m", said), match)
+def test_a_config_that_is_not_sumis(tmp_path, config, match):
+    refused(sumi_folder(tmp_path / "m", config), match)
 
 
 def test_what_a_config_must_say(tmp_path):
@@ -400,8 +393,8 @@ def test_damaged_weights(folder):
 def test_the_released_sizes():
     """Laid out without memory: Sumi's 7 billion parameters, and the names of its tensors."""
     with torch.device("meta"):
-        network = sumi.Network(sumi.Shape(100278, 2048, 4096, 36, 32, 12288, 8))
-        large = gidd.Network(gidd.Shape(131072, 2048, 2560, 32, 20, 10240))
+        network = sumi.SumiNetwork(sumi.SumiShape(100278, 2048, 4096, 36, 32, 12288, 8))
+        large = gidd.GiddNetwork(gidd.GiddShape(131072, 2048, 2560, 32, 20, 10240))
     assert 7.2e9 < sum(parameter.numel() for parameter in network.parameters()) < 7.9e9
     assert len(list(network.parameters())) == 36 * 9 + 3
     assert len(list(large.parameters())) == 32 * 12 + 32 * 2 + 3
