@@ -60,9 +60,9 @@ def audit(
     states = forward_states(clean, settings.times, a, seeds[index])
     for t, noisy in zip(settings.times, states, strict=True):
         views = [model_view(model, noisy, t, inside, count, settings.spacing) for model in models]
-        for (quantity, whose), value in compared(views[0], views[1], clean).items():
+        for (quantity, view), value in compared(views[0], views[1], clean).items():
             unit = "" if quantity == "Jaccard" else "%"
-            yield ProbeValue(names[whose], quantity, {"t": t}, value, unit, count * settings.n)
+            yield ProbeValue(names[view], quantity, {"t": t}, value, unit, count * settings.n)
         for i, (top, deficit, _) in enumerate(views):
             place = ((1 - deficit[inside]) * settings.bins).long().clamp(0, settings.bins - 1).numpy()
             hits[i] += np.bincount(place, (top == clean)[inside].double().numpy(), settings.bins)
@@ -93,7 +93,7 @@ def model_view(model: Denoiser, noisy: Tensor, t: float, eligible: Tensor, count
 
 
 def compared(first: ModelView, second: ModelView, clean: Tensor) -> dict[tuple[str, str], float]:
-    """(quantity, whose) -> its value at one time. Whose: "first", "second", or "" for the pair."""
+    """(quantity, view) -> its value at one time; the view is "first", "second", or "" for the pair."""
 
     def share(holds: Tensor, where: Tensor) -> float:
         return float(100 * holds[where].double().mean())
