@@ -61,9 +61,7 @@ class Data(Part):
         if self.format == "text" and self.vocab_size < 257:
             raise LimpetError(f"vocab_size is {self.vocab_size}; it takes a whole number from 257 for text")
         if self.format == "sudoku" and (self.vocab_size, self.length) != (12, 164):
-            raise LimpetError(
-                f"vocab_size is {self.vocab_size} and length is {self.length}: sudoku takes 12 and 164"
-            )
+            raise LimpetError(f"vocab_size is {self.vocab_size} and length is {self.length}: sudoku takes 12 and 164")
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,16 @@ def is_valid(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     boards = np.asarray(boards, dtype=np.int64).reshape(-1, CELLS)
     in_range = ((boards >= 1) & (boards <= 9)).all(1)
     bits = np.left_shift(1, boards.clip(0, 9))[:, UNITS]  # (n, 27, 9)
-    return in_range & (np.bitwise_or.reduce(bits, axis=2) == DIGITS).all(1)
+    valid: np.ndarray = in_range & (np.bitwise_or.reduce(bits, axis=2) == DIGITS).all(1)
+    return valid
 
 
 def is_solved(boards: np.ndarray, puzzles: np.ndarray) -> np.ndarray:
     """Whether boards are valid and keep every clue of their puzzles: two (n, 81) -> (n,) bool."""
     boards, puzzles = (np.asarray(given, dtype=np.int64).reshape(-1, CELLS) for given in (boards, puzzles))
-    return is_valid(boards) & ((puzzles == 0) | (boards == puzzles)).all(1)
+    keeps_clues: np.ndarray = ((puzzles == 0) | (boards == puzzles)).all(1)
+    solved: np.ndarray = is_valid(boards) & keeps_clues
+    return solved
 
 
 # The solver
