@@ -141,7 +141,7 @@ def test_backward_kl_is_zero_only_at_the_teacher() -> None:
     teacher = torch.randn(4, 6, dtype=torch.float64).log_softmax(-1)
     student = torch.randn(4, 6, dtype=torch.float64).log_softmax(-1)
     assert float(objectives.backward_kl(teacher, teacher).abs().max()) < 1e-14
-    wanted = torch.problems.kl_divergence(
+    wanted = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=student), torch.distributions.Categorical(logits=teacher)
     )
     torch.testing.assert_close(objectives.backward_kl(student, teacher), wanted)
