@@ -165,7 +165,7 @@ def test_gamma_limits_fit_the_vocabulary() -> None:
 
 
 def test_the_argmax_at_two_times_is_that_of_the_whole_gaussian() -> None:
-    """The joint distribution of the states at two times, against V normals drawn in full: 200,000, 5 standard errors."""
+    """Joint distribution of the states at two times, against V normals drawn in full (200,000; 5 standard errors)."""
     size, draws = 5, 200_000
     gammas = torch.tensor([-1.5, 0.5], dtype=torch.float64)
     x = torch.full((1, draws), 2)
