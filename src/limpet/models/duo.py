@@ -59,6 +59,7 @@ class Shape:
     heads: int = 12
     cond: int = 128
     hidden: int = 3072
+    learned_positions: bool = False  # whether each position has an embedding of its own, besides rotary ones
 
 
 RELEASED = ("vocab_size", "model_length", "hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_dim")  # names of these
@@ -220,9 +221,14 @@ class Embedding(nn.Module):
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+        self.positions = None
+        if shape.learned_positions:
+            self.positions = nn.Parameter(torch.empty(shape.length, shape.width))
+            nn.init.kaiming_uniform_(self.positions, a=math.sqrt(5))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding).float()
+        embedded = F.embedding(tokens, self.embedding).float()
+        return embedded if self.positions is None else embedded + self.positions[: tokens.shape[1]].float()
 
 
 class OutputLayer(nn.Module):
@@ -397,7 +403,7 @@ class Duo(Denoiser):
         if device not in self._parts:
             network = in_float8(self.network) if self.precision == "float8" else self.network
             body: Callable[[Tensor, Tensor, Needed], Tensor] = network.body
-            if has_triton(device):
+            if has_triton(device) and not self.network.shape.learned_positions:
                 from limpet.models.duo_triton import FusedBody
 
                 body = FusedBody(network)
@@ -407,7 +413,7 @@ class Duo(Denoiser):
 
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
-        sizes = zip(RELEASED, astuple(self.network.shape), strict=True)
+        sizes = zip(RELEASED, astuple(self.network.shape), strict=False)
         about = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
         about |= {} if self.mask is None else {"mask_token_id": self.mask}
         return {"model_type": "duo", **dict(sizes), **about}
@@ -502,4 +508,6 @@ def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Pat
     if width % heads or width // heads % 2:
         raise LimpetError(f"{path} has width {width}, which {heads} heads do not share evenly: check its config.json")
     with torch.device("meta"):
-        return Network(Shape(vocab_size, config.get("model_length", Shape.length), width, blocks, heads, cond, hidden))
+        length = config.get("model_length", Shape.length)
+        positions = "vocab_embed.positions" in state
+        return Network(Shape(vocab_size, length, width, blocks, heads, cond, hidden, positions))

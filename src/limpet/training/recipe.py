@@ -73,6 +73,7 @@ class Sizes(Part):
     blocks: int = param(MISSING, "transformer blocks", low=1)
     heads: int = param(MISSING, "of attention, each of even width", low=1)
     cond: int = 128
+    learned_positions: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
