@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import HuggingFaceTokenizer
 
 from limpet import CRS, Native
 from limpet.evaluation.statistics import mean_se

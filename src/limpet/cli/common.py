@@ -21,7 +21,7 @@ from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN as BUILTIN_JUDGE
 from limpet.evaluation.judges import Judge, has_builtin, load_judge
 from limpet.models import Denoiser
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 from limpet.models.loading import load
 from limpet.samplers import Sampler, parse
 from limpet.samplers.builtin import BUILTIN as BUILTIN_SAMPLERS
