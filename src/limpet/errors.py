@@ -59,11 +59,3 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> LimpetError:
     known = list(known)
     near = difflib.get_close_matches(str(name), known, 1)
     return LimpetError(f"{what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"))
-
-
-# Old names, until every user of them has moved
-Remark = LimpetWarning
-remark = warn
-extra = import_extra
-unknown = unknown_name
-plain = one_line

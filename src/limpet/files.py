@@ -249,9 +249,3 @@ def _takes(kind: Any) -> str:
     if origin in (list, tuple):
         return f"a list, each {_takes(items[0])}"
     return f"one of {', '.join(items)}" if origin is Literal else WORDS.get(origin, "a table")
-
-
-# Old names, until every user of them has moved
-opened = open_regular
-whole = atomic_path
-write_whole = write_file

@@ -39,8 +39,3 @@ def frame(page: str, height: int = 720) -> str:
         f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(page)}" width="100%" height="{height}" '
         'style="border:0"></iframe>'
     )
-
-
-# Old names, until every user of them has moved
-hashed = policy_hash
-framed = frame

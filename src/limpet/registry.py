@@ -229,7 +229,3 @@ def _bytecode(thing: Any) -> Any:
     function = inspect.unwrap(getattr(thing, "__func__", thing)) if callable(thing) else thing
     code = getattr(function, "__code__", None)
     return _bytecode(code) if code else thing if isinstance(thing, (str, bytes, int, float, type(None))) else None
-
-
-# Old names, until every user of them has moved
-said = describe_error

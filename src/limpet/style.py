@@ -44,9 +44,3 @@ def with_page_colours(drawing: str) -> str:
     return re.sub(
         r"#[0-9a-f]{6}\b", lambda found: f"var(--{names[found[0]]})" if found[0] in names else found[0], drawing
     )
-
-
-# Old names, until every user of them has moved
-sheet = style_sheet
-coloured = assign_colours
-recoloured = with_page_colours

@@ -23,7 +23,7 @@ from limpet.cli.common import (
 )
 from limpet.cli.common import out as printer
 from limpet.errors import LimpetError
-from limpet.files import read_prompts, write_whole
+from limpet.files import read_prompts, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
@@ -90,7 +90,7 @@ def run(
     lines = samples.lines()
     if out is not None:
         try:
-            write_whole(out, lines)
+            write_file(out, lines)
         except LimpetError:
             print(lines, end="")  # they took time: they are not lost with the disk
             raise

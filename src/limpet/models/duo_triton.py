@@ -394,7 +394,3 @@ def _joined(maps: list[Linear], name: str) -> Tensor:
         for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
             part.data = view
     return whole
-
-
-# Old names, until every user of them has moved
-FusedBody = FusedBackbone

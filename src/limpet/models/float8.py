@@ -98,7 +98,3 @@ class Float8Gelu(nn.Module):
 
     def forward(self, x: Tensor) -> Float8Rows:
         return gelu(x)
-
-
-# Old names, until every user of them has moved
-Product, Scaled = Float8Linear, Float8Rows

@@ -371,9 +371,3 @@ def _bare(named: Mapping[str, T], path: Path) -> dict[str, T]:
     if len(bare) < len(kept):
         raise LimpetError(f"{path} holds the same tensor under two prefixes: keep one model in it")
     return bare
-
-
-# Old names, until every user of them has moved
-MINIS = BUILTIN_FOLDER
-whole_builtin = builtin_folder
-Takes = Fields

@@ -247,7 +247,3 @@ def some(names: list[str], shown: int = 6) -> str:
     """Names for a sentence: the first few, and how many more there are."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
-
-
-# Old names, until every user of them has moved
-Unheaded = BadHeader

@@ -157,7 +157,3 @@ def _check_growth(about: Any) -> None:
                 grown *= max([1, *map(len, added)])
                 if grown > MAX_GROWTH:
                     raise LimpetError(f"a tokenizer whose {part} makes over {MAX_GROWTH} letters of one is refused")
-
-
-# Old names, until every user of them has moved
-Tokenizer = HuggingFaceTokenizer

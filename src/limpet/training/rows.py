@@ -15,7 +15,7 @@ from torch import Tensor
 
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.training.data import SPLITS, read_file
 from limpet.training.recipe import Clues, Data
 
@@ -169,7 +169,7 @@ def _write(data: Data, folder: Path, tokenizer: Tokenizer, rows: dict[str, np.nd
     tokenizer.save(str(folder / "tokenizer.json"))
     splits = {name: {"rows": len(part), "bytes": sizes[name]} for name, part in rows.items()}
     about = {**_described(data), "splits": splits}
-    write_whole(folder / "data.json", json.dumps(about, indent=2) + "\n")  # last: it says that the rest is there
+    write_file(folder / "data.json", json.dumps(about, indent=2) + "\n")  # last: it says that the rest is there
 
 
 def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, Table]] | None:
