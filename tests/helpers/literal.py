@@ -88,7 +88,10 @@ def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
     for row, probs in zip(counts, distributions, strict=True):
         expected = probs * row.sum()
         small = expected < 10
-        observed, expected = np.append(row[~small], row[small].sum()), np.append(expected[~small], expected[small].sum())
+        observed, expected = (
+            np.append(row[~small], row[small].sum()),
+            np.append(expected[~small], expected[small].sum()),
+        )
         observed, expected = observed[expected > 0], expected[expected > 0]
         statistic += ((observed - expected) ** 2 / expected).sum()
         freedom += len(observed) - 1

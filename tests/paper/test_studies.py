@@ -172,7 +172,13 @@ def test_final_step_warmup_and_factorial_cells():
     grid = cells("warmup")
     assert [grid[f"{f}/unlimited"].sampler.warmup_calls for f in WARMUPS] == [1, 11, 21, 32]
     wanted = {(f, h): f for f in WARMUPS for h in (0, 8, None)}
-    assert {(f, horizon(s)): s.warmup for f in WARMUPS for n, c in grid.items() if n.startswith(f"{f}/") for s in [c.sampler]} == wanted
+    assert {
+        (f, horizon(s)): s.warmup
+        for f in WARMUPS
+        for n, c in grid.items()
+        if n.startswith(f"{f}/")
+        for s in [c.sampler]
+    } == wanted
     grid = cells("factorial")
     settings = {(cell.sampler.late_top_p, horizon(cell.sampler)) for cell in grid.values()}
     assert settings == set(itertools.product(TOP_PS, (0, 8, None)))

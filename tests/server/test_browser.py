@@ -13,11 +13,11 @@ import pytest
 
 import limpet
 from limpet import CRS, Mend, Native, samplers
-from limpet.cli.common import named_samplers
 from limpet.evaluation.judges import has_builtin
 from limpet.models import model_files
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, record
+from limpet.samplers import named_samplers
 from limpet.server import playground
 from limpet.server.handlers import Resources
 from limpet.server.http import application

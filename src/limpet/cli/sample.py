@@ -18,7 +18,6 @@ from limpet.cli.common import (
     Loading,
     Model,
     err,
-    named_samplers,
     progress,
 )
 from limpet.cli.common import out as printer
@@ -27,7 +26,7 @@ from limpet.files import read_prompts, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
-from limpet.samplers import Sampler
+from limpet.samplers import Sampler, named_samplers
 
 
 def run(
