@@ -1,7 +1,8 @@
-"""Whether somebody's own model or sampler keeps the contract: one row a check, with what was found."""
+"""Checks of a user's model or sampler against what the rest of limpet relies on; each check is one row of a report."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -9,111 +10,90 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from limpet import samplers
-from limpet.diffusion import backends as steps
-from limpet.diffusion import process
+from limpet.diffusion import backends, process
 from limpet.diffusion.backends import Transition
 from limpet.diffusion.process import EPS
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import ancestral
 from limpet.diffusion.truncation import Support
 from limpet.errors import LimpetError
-from limpet.generation import Counted
-from limpet.models import Denoiser, Needed, Wrapped, check_model, tokenizer_digest
+from limpet.generation import CountingDenoiser, Inputs, context_of, rollout
+from limpet.models import Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
 from limpet.models.exact import Source
-from limpet.registry import said
-from limpet.samplers import Sampler, params
-from limpet.samplers.context import Context, State, StepInfo, generate, open_context
+from limpet.registry import describe_error
+from limpet.samplers import Sampler, State, StepInfo, params
 
 SAMPLES, SEED, NFE = 3, 8200, 8
-TIMES = (1.0, 0.5, EPS)  # one for each sample, too
-LOGITS = 2**23  # a check holds at most as many of them: a large vocabulary is checked on shorter sequences
-ROUNDING = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2}  # of the largest logit, over other numbers of rows
-COARSE = 5e-2  # the same for bfloat16 and what else there is
-MARKS = 7  # that a path can be recorded with, beside where it was given
-REMEMBERED = 64  # distributions of whole samples
-FLIPS = 1e-2  # of tokens that two backends may draw apart, as their sums round differently
-STRANGE = (
-    object(),
-    None,
-    True,
-    -1,
-    0,
-    2**40,
-    math.nan,
-    math.inf,
-    "no such thing",
-)  # most parameters refuse most of these
+TIMES = (1.0, 0.5, EPS)  # also one for each sample
+MAX_LOGITS = 2**23  # most logits of one batch: a model with a large vocabulary is checked on shorter sequences
+ROUNDING = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2}  # allowed difference, relative to the largest logit
+COARSE_ROUNDING = 5e-2  # the same for bfloat16 and all other precisions
+MAX_MASKS = 7  # masks that a recording stores besides the fixed positions
+CACHED_SAMPLES = 64  # logits of whole samples that are kept
+MAX_DISAGREEMENT = 1e-2  # share of tokens that two backends may draw differently, because their sums round differently
+BAD_VALUES = (object(), None, True, -1, 0, 2**40, math.nan, math.inf, "no such thing")  # most parameters refuse most
 
-Claims = Iterable[tuple[bool, str]]  # what a check finds, one by one: whether it is as it should be, and in words
+Claims = Iterable[tuple[bool, str]]  # the findings of a check, in order: whether each is as it should be, and a text
 
 
-class Row(NamedTuple):
-    """One check: the first of its claims that does not hold, or else the last."""
+class CheckResult(NamedTuple):
+    """The result of one check: its first finding that is wrong, or else its last finding."""
 
     what: str
     found: str
     ok: bool
 
 
-def _row(what: str, claims: Callable[..., Claims], *given: Any) -> Row:
-    """A check of a subject that may do anything, for it is somebody's own: what it raises is what was found."""
-    row = Row(what, "", True)
+def _check(what: str, claims: Callable[..., Claims], *arguments: Any) -> CheckResult:
+    """Runs a check. The subject is a user's code, so an exception of any kind is a finding."""
+    result = CheckResult(what, "", True)
     try:
         with torch.inference_mode():
-            for ok, found in claims(*given):
-                row = Row(what, found, ok)
+            for ok, found in claims(*arguments):
+                result = CheckResult(what, found, ok)
                 if not ok:
                     break
     except Exception as error:
-        row = Row(what, str(error) if isinstance(error, LimpetError) else said(error), False)
-    return row
+        found = str(error) if isinstance(error, LimpetError) else describe_error(error)
+        result = CheckResult(what, found, False)
+    return result
 
 
-class Alone(Wrapped):
-    """A denoiser that reads every sample alone, so that nothing rounds otherwise in another company; that knows nothing
-    where nobody asked; and that remembers, for a checked path is walked more than once."""
+class SeparatedDenoiser(WrappedDenoiser):
+    """A denoiser that computes every sample in a batch of its own, so that rounding does not depend on the batch.
+
+    Logits outside the needed rows are NaN, and recent logits are cached, because checks repeat trajectories."""
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
-        self.known: dict[tuple[float, bytes, bytes, bytes], Tensor] = {}
+        self.cache: dict[tuple[float, bytes, bytes, bytes], Tensor] = {}
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return self.body_carried(tokens, t, None, None)
-
-    def body_carried(self, tokens: Tensor, t: float | Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
-        times = torch.as_tensor(t, dtype=torch.float64).expand(len(tokens)).tolist()
-        told, brought = ([None] * len(times) if part is None else torch.split(part, 1) for part in (clean, carried))
-        return torch.cat(list(map(self._row, times, torch.split(tokens, 1), told, brought)))
-
-    def _row(self, t: float, row: Tensor, clean: Tensor | None, carried: Tensor | None) -> Tensor:
-        key = t, _bytes(row), _bytes(clean), _bytes(carried)
-        if key not in self.known:
-            if len(self.known) == REMEMBERED:
-                self.known.clear()
-            inner = self.inner
-            if inner.carries:
-                body = inner.body_carried(row, t, clean, carried)
-            else:
-                body = inner.body(row, t) if clean is None else inner.body_told(row, t, lambda: None, clean)
-            self.known[key] = inner.head(body)
-        return self.known[key]
-
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Needed) -> Tensor:
-        return self.body_told(tokens, t, needed, None)
-
-    def body_told(self, tokens: Tensor, t: float | Tensor, needed: Needed, clean: Tensor | None) -> Tensor:
-        logits, index = self.body_carried(tokens, t, clean, None), needed()
-        if index is None:
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        tokens, size = inputs.tokens, len(inputs.tokens)
+        times = torch.as_tensor(inputs.t, dtype=torch.float64).expand(size).tolist()
+        clean, previous = (
+            [None] * size if part is None else torch.split(part, 1) for part in (inputs.clean, inputs.previous)
+        )
+        logits = torch.cat(list(map(self._logits, times, torch.split(tokens, 1), clean, previous)))
+        if (index := inputs.rows()) is None:
             return logits
-        unasked = torch.ones_like(tokens, dtype=torch.bool).flatten().index_fill(0, index.long(), False)
-        return logits.masked_fill(unasked.view(*tokens.shape, 1), math.nan)
+        unneeded = torch.ones_like(tokens, dtype=torch.bool).flatten().index_fill(0, index.long(), False)
+        return logits.masked_fill(unneeded.view(*tokens.shape, 1), math.nan)
+
+    def _logits(self, t: float, tokens: Tensor, clean: Tensor | None, previous: Tensor | None) -> Tensor:
+        key = t, _bytes(tokens), _bytes(clean), _bytes(previous)
+        if key not in self.cache:
+            if len(self.cache) == CACHED_SAMPLES:
+                self.cache.clear()
+            inputs = ModelInput(tokens, t, clean=clean, previous=previous)
+            self.cache[key] = self.inner.head(self.inner.backbone(inputs))
+        return self.cache[key]
 
     def head(self, features: Tensor) -> Tensor:
         return features
@@ -124,30 +104,32 @@ def _bytes(tensor: Tensor | None) -> bytes:
 
 
 def length_of(model: Denoiser) -> int:
-    """The length that a model is checked on: its own, unless its vocabulary is large."""
-    return max(1, min(model.length, LOGITS // (SAMPLES * model.vocab_size)))
+    """The length that a model is checked on: its own, or less if its vocabulary is large."""
+    return max(1, min(model.length, MAX_LOGITS // (SAMPLES * model.vocab_size)))
 
 
-def _path(model: Denoiser, length: int, fixed: Tensor | None = None, which: slice = slice(None), **how: Any) -> Context:
-    """The paths that are checked, or some of them."""
+def _inputs(
+    model: Denoiser, length: int, fixed: Tensor | None = None, which: slice = slice(None), **options: Any
+) -> Inputs:
+    """The inputs of the batch that checks sample, or of some of its samples."""
     rng = CounterRNG(SEED, torch.arange(SAMPLES, device=model.device)[which])
     free = torch.full((SAMPLES, length), -1, device=model.device)
-    return open_context(model, rng, (free if fixed is None else fixed)[which], **how)
+    return Inputs((free if fixed is None else fixed)[which], rng, **options)
 
 
-# Models: each check is given a model and (3, L) uniform tokens
+# Models: each check takes a model and (3, L) uniform tokens
 
 
-def model_rows(model: Denoiser, length: int | None = None) -> Iterator[Row]:
-    """Every check of a model; nothing more of one that does not say what it is."""
-    first = _row("it says what it is", _says, model)
+def model_rows(model: Denoiser, length: int | None = None) -> Iterator[CheckResult]:
+    """Every check of a model. A model without the required attributes gets only the first check."""
+    first = _check("attributes", _attributes, model)
     yield first
     if first.ok:
         for what, claims in MODEL_CHECKS.items():
-            yield _row(what, claims, model, _path(model, length or length_of(model)).noise())
+            yield _check(what, claims, model, context_of(model, _inputs(model, length or length_of(model))).noise())
 
 
-def _says(model: Denoiser) -> Claims:
+def _attributes(model: Denoiser) -> Claims:
     check_model(model)
     size = f"{model.vocab_size} tokens, length {model.length}"
     how = f"predicts {model.predicts}, {model.schedule.name}, {model.precision}"
@@ -155,77 +137,85 @@ def _says(model: Denoiser) -> Claims:
 
 
 def _shapes(model: Denoiser, tokens: Tensor) -> Claims:
-    features = model.body(tokens, 0.5)
-    logits, row, whole = model.head(features), model.head(features[0, :1]), model.logits(tokens, 0.5)
+    features = model.backbone(ModelInput(tokens, 0.5))
+    logits, rows, combined = model.head(features), model.head(features[0, :1]), model.logits(tokens, 0.5)
     size = (*tokens.shape, model.vocab_size)
-    ok = features.shape[:2] == tokens.shape and logits.shape == whole.shape == size and row.shape == (1, size[-1])
-    found = f"features {tuple(features.shape)}, logits {tuple(logits.shape)} as {whole.dtype}"
-    yield ok and whole.dtype == torch.float32, found.replace("torch.", "")
+    ok = features.shape[:2] == tokens.shape and logits.shape == combined.shape == size and rows.shape == (1, size[-1])
+    found = f"features {tuple(features.shape)}, logits {tuple(logits.shape)} as {combined.dtype}"
+    yield ok and combined.dtype == torch.float32, found.replace("torch.", "")
 
 
-def _distributions(model: Denoiser, tokens: Tensor) -> Claims:
+def _finite(model: Denoiser, tokens: Tensor) -> Claims:
     for t in TIMES:
         sums = model.logits(tokens, t).double().softmax(-1).sum(-1)
         for sample, position in sums.isnan().nonzero().tolist():
-            yield False, f"none (nan, +inf or all -inf) at t = {t:g}, position {position} of sample {sample}"
+            yield False, f"nan, +inf or all -inf at t = {t:g}, position {position} of sample {sample}"
     yield True, f"at every position, at t = {', '.join(f'{t:g}' for t in TIMES)}"
 
 
-def _near(model: Denoiser, *pairs: tuple[Tensor, Tensor]) -> Claims:
-    """The largest difference of logits that should be the same, against rounding; an exact source has none."""
+def _close(model: Denoiser, *pairs: tuple[Tensor, Tensor]) -> Claims:
+    """Compares pairs of logits that should differ by rounding at most; those of an exact source must be equal."""
     worst = scale = 0.0
     for one, other in pairs:
-        apart = torch.where(one == other, 0.0, (one - other).abs()).nan_to_num(nan=math.inf)
-        worst, scale = max(worst, float(apart.max())), max(scale, float(other[other.isfinite()].abs().max()))
-    allowed = 0.0 if isinstance(model, Source) else ROUNDING.get(model.precision, COARSE) * scale
+        difference = torch.where(one == other, 0.0, (one - other).abs()).nan_to_num(nan=math.inf)
+        worst, scale = max(worst, float(difference.max())), max(scale, float(other[other.isfinite()].abs().max()))
+    allowed = 0.0 if isinstance(model, Source) else ROUNDING.get(model.precision, COARSE_ROUNDING) * scale
     yield worst <= allowed, f"largest difference {worst:.2g}, of logits up to {scale:.3g}"
 
 
-def _parts(model: Denoiser, tokens: Tensor) -> Claims:
-    return _near(model, *((model.head(model.body(tokens, t)).float(), model.logits(tokens, t)) for t in TIMES))
+def _two_parts(model: Denoiser, tokens: Tensor) -> Claims:
+    inputs = (ModelInput(tokens, t) for t in TIMES)
+    return _close(model, *((model.head(model.backbone(one)).float(), model.logits(tokens, one.t)) for one in inputs))
 
 
-def _some(model: Denoiser, tokens: Tensor) -> Claims:
-    """The body where every third position is needed, and the head on those rows."""
+def _some_rows(model: Denoiser, tokens: Tensor) -> Claims:
     index = torch.arange(0, tokens.numel(), 3, device=tokens.device)
-    features = model.body_at(tokens, 0.5, lambda: index).flatten(0, 1)[index]
-    return _near(model, (model.head(features).float(), model.logits(tokens, 0.5).flatten(0, 1)[index]))
+    features = model.backbone(ModelInput(tokens, 0.5, lambda: index)).flatten(0, 1)[index]
+    return _close(model, (model.head(features).float(), model.logits(tokens, 0.5).flatten(0, 1)[index]))
 
 
 def _times(model: Denoiser, tokens: Tensor) -> Claims:
-    each = model.logits(tokens, torch.tensor(TIMES, dtype=torch.float64, device=tokens.device))
-    return _near(model, *((each[i], model.logits(tokens, t)[i]) for i, t in enumerate(TIMES)))
+    logits = model.logits(tokens, torch.tensor(TIMES, dtype=torch.float64, device=tokens.device))
+    return _close(model, *((logits[i], model.logits(tokens, t)[i]) for i, t in enumerate(TIMES)))
 
 
 def _batch(model: Denoiser, tokens: Tensor) -> Claims:
-    pairs = ((model.logits(tokens[i : i + 1], t)[0], model.logits(tokens, t)[i]) for i, t in enumerate(TIMES))
-    return _near(model, *pairs)
+    alone = ((model.logits(tokens[i : i + 1], t)[0], model.logits(tokens, t)[i]) for i, t in enumerate(TIMES))
+    return _close(model, *alone)
 
 
-def _clean(model: Denoiser, tokens: Tensor) -> Claims:
-    """Nothing clean is nothing told; and a sample alone hears what it hears in a batch."""
-    if model.told_clean == "nothing":
-        yield True, "nothing to do: it is told of none"
+def _clean_positions(model: Denoiser, tokens: Tensor) -> Claims:
+    """A mask without clean positions equals no mask, and the masks of other samples do not matter."""
+    if model.clean_tokens == "ignored":
+        yield True, "not applicable: the model ignores them"
         return
     half = torch.arange(tokens.shape[1], device=tokens.device) < tokens.shape[1] // 2
     clean = torch.stack([half, half & False, half | True])[: len(tokens)]
 
-    def said(which: slice, clean: Tensor | None) -> Tensor:
-        return model.head(model.body_told(tokens[which], 0.5, lambda: None, clean)).float()
+    def logits(which: slice, clean: Tensor) -> Tensor:
+        return model.head(model.backbone(ModelInput(tokens[which], 0.5, clean=clean))).float()
 
     every, none = slice(None), torch.zeros_like(clean)
-    alone = torch.cat([said(slice(i, i + 1), clean[i : i + 1]) for i in range(len(tokens))])
-    yield from _near(model, (said(every, none), model.logits(tokens, 0.5)), (alone, said(every, clean)))
+    alone = torch.cat([logits(slice(i, i + 1), clean[i : i + 1]) for i in range(len(tokens))])
+    yield from _close(model, (logits(every, none), model.logits(tokens, 0.5)), (alone, logits(every, clean)))
 
 
-def _again(model: Denoiser, tokens: Tensor) -> Claims:
-    given = tokens.clone()
+def _repeated(model: Denoiser, tokens: Tensor) -> Claims:
+    before = tokens.clone()
     same = all(model.logits(tokens, t).equal(model.logits(tokens, t)) for t in TIMES)
-    held = tokens.equal(given)
-    yield same and held, f"{'the same' if same else 'other'} logits, its tokens {'as' if held else 'not as'} given"
+    kept = tokens.equal(before)
+    yield same and kept, f"{'the same' if same else 'different'} logits, its input {'unchanged' if kept else 'changed'}"
 
 
-def _falls(model: Denoiser, tokens: Tensor) -> Claims:
+def _no_gradients(model: Denoiser, tokens: Tensor) -> Claims:
+    """Logits that require grad keep all activations in memory."""
+    with torch.inference_mode(False), torch.enable_grad():
+        requires_grad = model.logits(tokens.clone(), 0.5).requires_grad
+    found = "the logits require grad: call requires_grad_(False) on the parameters" if requires_grad else "none"
+    yield not requires_grad, found
+
+
+def _schedule(model: Denoiser, tokens: Tensor) -> Claims:
     signal = model.schedule.signal(torch.linspace(EPS, 1, 1001, dtype=torch.float64))
     first, last = float(signal[0]), float(signal[-1])
     falls = bool((signal.diff() < 0).all()) and first <= 1 and last >= 0
@@ -233,37 +223,26 @@ def _falls(model: Denoiser, tokens: Tensor) -> Claims:
 
 
 def _reverse(model: Denoiser, tokens: Tensor) -> Claims:
-    """The dense reverse distribution is a distribution, and every backend draws the same tokens from it with the same uniforms."""
-    alone, backends, worst, flips, drawn = Alone(model), steps.backends(tokens.device), 0.0, 0, 0
+    """The dense reverse distribution sums to 1, and all backends draw the same tokens from the same uniforms."""
+    separated, worst, different, drawn = SeparatedDenoiser(model), 0.0, 0, 0
+    available = backends.backends(tokens.device)
     for call, (t, s) in enumerate(((1.0, 0.6), (0.5, 0.3), (0.1, EPS))):
-        before, after = float(model.schedule.signal(t)), float(model.schedule.signal(s))
-        probs = alone.body(tokens, t).double().softmax(-1)
-        probs = process.leave_one_out(probs, tokens, before) if model.predicts == "posterior" else probs
-        reverse = process.reverse_probs(probs, tokens, before, after)
+        signal_t, signal_s = float(model.schedule.signal(t)), float(model.schedule.signal(s))
+        probs = separated.backbone(ModelInput(tokens, t)).double().softmax(-1)
+        probs = process.leave_one_out(probs, tokens, signal_t) if model.predicts == "posterior" else probs
+        reverse = process.reverse_probs(probs, tokens, signal_t, signal_s)
         worst = max(worst, float((reverse.sum(-1) - 1).abs().max()), float(-reverse.min()))
         for top_p in (1.0, 0.9):
             results = []
-            for backend in backends.values():
-                ctx = _path(alone, tokens.shape[1], backend=backend)
-                coins = ancestral(before, after)
-                ask = Transition(call, tokens, ctx.free, ctx.no_positions, coins, support=Support(top_p))
-                results.append(ctx.call(tokens, t, ask)[1].tokens)
-            flips += sum(int((result != results[0]).sum()) for result in results[1:])
+            for backend in available.values():
+                ctx = context_of(separated, _inputs(model, tokens.shape[1], backend=backend))
+                coins, support = ancestral(signal_t, signal_s), Support(top_p)
+                transition = Transition(call, tokens, ctx.free, ctx.no_positions, coins, support=support)
+                results.append(ctx.call(State(call, tokens), tokens, t, transition)[1].tokens)
+            different += sum(int((result != results[0]).sum()) for result in results[1:])
             drawn += tokens.numel() * (len(results) - 1)
-    ok = worst < 1e-9 and flips <= (0 if isinstance(model, Source) else FLIPS * drawn)
-    yield ok, f"sums to 1 within {worst:.1g}; {' and '.join(backends)} draw {flips} of {drawn} tokens apart"
-
-
-def _converts(model: Denoiser, tokens: Tensor) -> Claims:
-    if model.predicts != "posterior":
-        yield True, "nothing to do: its distributions are leave-one-out"
-        return
-    worst = 0.0
-    for t in TIMES:
-        probs, signal = model.logits(tokens, t).double().softmax(-1), float(model.schedule.signal(t))
-        back = process.posterior(process.leave_one_out(probs, tokens, signal), tokens, signal)
-        worst = max(worst, float((back - probs).abs().max()))
-    yield worst < 1e-9, f"to leave-one-out and back within {worst:.1g}"
+    ok = worst < 1e-9 and different <= (0 if isinstance(model, Source) else MAX_DISAGREEMENT * drawn)
+    yield ok, f"sums to 1 within {worst:.1g}; {' and '.join(available)} draw {different} of {drawn} tokens differently"
 
 
 def _text(model: Denoiser, tokens: Tensor) -> Claims:
@@ -271,173 +250,180 @@ def _text(model: Denoiser, tokens: Tensor) -> Claims:
     if tokenizer is None:
         yield True, "no tokenizer: its samples are ids"
         return
-    lossless, inside = True, range(model.vocab_size)
+    lossless, ids_allowed = True, range(model.vocab_size)
     for row in tokens.tolist():
         text = tokenizer.decode(row)
         again = tokenizer.decode(ids := list(tokenizer.encode(text)))
-        yield all(token in inside for token in ids), f"{text[:40]!r} is encoded with an id outside the vocabulary"
-        settled = tokenizer.decode(list(tokenizer.encode(again)))
-        yield settled == again, f"{again[:40]!r} is another text when encoded and decoded"
-        yield bool(again) or not text, f"{text[:40]!r} is no text when encoded and decoded"
+        yield all(token in ids_allowed for token in ids), f"{text[:40]!r} is encoded with an id outside the vocabulary"
+        twice = tokenizer.decode(list(tokenizer.encode(again)))
+        yield twice == again, f"{again[:40]!r} is another text when encoded and decoded"
+        yield bool(again) or not text, f"{text[:40]!r} is empty when encoded and decoded"
         lossless &= again == text
-    silent = sum(not tokenizer.decode([token]) for token in range(model.vocab_size))
+    empty = sum(not tokenizer.decode([token]) for token in range(model.vocab_size))
     digest = tokenizer_digest(tokenizer)
     known = f"digest {digest[:12]}" if digest else "no digest, so judges read its samples as text"
     back = "comes back from ids" if lossless else "comes back from ids once encoded, as the tokenizer writes it"
-    yield True, f"{back}; {silent} of {model.vocab_size} ids leave none; {known}"
+    yield True, f"{back}; {empty} of {model.vocab_size} ids decode to no text; {known}"
 
 
 MODEL_CHECKS: dict[str, Callable[[Denoiser, Tensor], Claims]] = {
-    "shapes of body, head and logits": _shapes,
-    "distributions": _distributions,
-    "body and head against logits": _parts,
-    "some positions against all": _some,
+    "shapes of backbone, head and logits": _shapes,
+    "finite predictions": _finite,
+    "backbone and head against logits": _two_parts,
+    "some positions against all": _some_rows,
     "a time for each sample against one for all": _times,
     "a sample alone against a batch": _batch,
-    "clean positions": _clean,
-    "the same call twice": _again,
-    "the schedule falls": _falls,
-    "the reverse distribution": _reverse,
-    "a posterior converts": _converts,
+    "clean positions": _clean_positions,
+    "the same call twice": _repeated,
+    "gradients": _no_gradients,
+    "schedule": _schedule,
+    "reverse distribution": _reverse,
     "text": _text,
 }
 
 
-# Samplers: each check is given a sampler on a model
+# Samplers: each check takes a sampler on a model
 
 
-class Walk(NamedTuple):
-    """A batch of paths: every state, the first before any call, and what each call saw and did."""
+class CheckedTrajectory(NamedTuple):
+    """The trajectories of a batch."""
 
-    states: list[State]
+    states: list[State]  # the first before any call
     infos: list[StepInfo]
-    calls: int  # of the denoiser, counted
+    calls: int  # network calls, counted
 
 
 class Subject:
     """A sampler on a model."""
 
     def __init__(self, sampler: Sampler, model: Denoiser, length: int) -> None:
-        self.sampler, self.model, self.length, self.alone = sampler, model, length, Alone(model)
+        self.sampler, self.model, self.length, self.separated = sampler, model, length, SeparatedDenoiser(model)
         self.shape = SAMPLES, length
 
-    def walk(self, sampler: Sampler | None = None, alone: bool = True, calls: int | None = None, **how: Any) -> Walk:
-        """All calls of the paths, or the first few; under another sampler, and each sample alone, unless told not."""
+    def run(
+        self, sampler: Sampler | None = None, separated: bool = True, calls: int | None = None, **options: Any
+    ) -> CheckedTrajectory:
+        """Samples the batch: by default with the checked sampler, every sample computed by itself, and all calls."""
         sampler = sampler or self.sampler
-        counted = Counted(self.alone if alone else self.model)
-        ctx = _path(counted, self.length, **({"fixed": self.few} if sampler.needs_given else {}) | how)
-        begun = sampler.begin(ctx)
-        walked = list(islice(generate(sampler, ctx, begun), calls))
-        return Walk([begun, *(state for state, _ in walked)], [info for _, info in walked], counted.calls)
+        counting = CountingDenoiser(self.separated if separated else self.model)
+        inputs = _inputs(counting, self.length, **({"fixed": self.few_fixed} if sampler.needs_fixed else {}) | options)
+        start = sampler.init(context_of(counting, inputs))
+        steps = list(rollout(counting, sampler, inputs, start, calls))
+        return CheckedTrajectory(
+            [start, *(step.state for step in steps)], [step.info for step in steps], counting.calls
+        )
 
     @cached_property
-    def every(self) -> Tensor:
-        """A given token at every position."""
-        return _path(self.model, self.length).noise().flip(-1)
+    def all_fixed(self) -> Tensor:
+        """(B, L) a fixed token at every position."""
+        return context_of(self.model, _inputs(self.model, self.length)).noise().flip(-1)
 
     @cached_property
-    def few(self) -> Tensor:
-        """The same at the beginning, and at a few positions further on; -1 elsewhere."""
-        position = torch.arange(self.length, device=self.every.device)
-        return self.every.masked_fill((position >= self.length // 4) & (position % 7 > 0), -1)
+    def few_fixed(self) -> Tensor:
+        """(B, L) fixed tokens in the first quarter and at every seventh position, -1 elsewhere."""
+        position = torch.arange(self.length, device=self.all_fixed.device)
+        return self.all_fixed.masked_fill((position >= self.length // 4) & (position % 7 > 0), -1)
 
     @cached_property
-    def plain(self) -> Walk:
-        return self.walk(alone=False)
+    def trajectory(self) -> CheckedTrajectory:
+        return self.run(separated=False)
 
 
-def arm_rows(model: Denoiser, text: str, nfe: int = NFE, length: int | None = None) -> Iterator[Row]:
-    """Every check of a sampler, named as `--arm` names it, on a model; nothing more of one that cannot be made."""
-    first = _row("it can be made", lambda: [(True, samplers.parse(text, nfe=nfe)[1].caption)])
-    yield first
-    if first.ok:
-        yield from sampler_rows(model, samplers.parse(text, nfe=nfe)[1], length)
+def sampler_rows(
+    model: Denoiser, sampler: Sampler | str, nfe: int = NFE, length: int | None = None
+) -> Iterator[CheckResult]:
+    """Every check of a sampler on a model.
 
-
-def sampler_rows(model: Denoiser, sampler: Sampler, length: int | None = None) -> Iterator[Row]:
-    """Every check of a sampler on a model."""
-    subject = Subject(sampler, model, length or length_of(model))
+    sampler: a sampler, or a text as `--sampler` takes it. nfe: the calls of a text that does not set its own."""
+    if isinstance(sampler, str):
+        first = _check("construction", lambda: [(True, samplers.parse(sampler, nfe=nfe)[1].caption)])
+        yield first
+        if not first.ok:
+            return
+    subject = Subject(samplers.as_sampler(sampler, nfe=nfe), model, length or length_of(model))
     for what, claims in SAMPLER_CHECKS.items():
-        yield _row(what, claims, subject)
+        yield _check(what, claims, subject)
 
 
-def _params(subject: Subject) -> Claims:
-    kind, there = type(subject.sampler), params(type(subject.sampler))
-    own = [name for base in kind.__mro__ if Sampler in base.__mro__ for name, hint in
-           inspect.get_annotations(base).items() if "ClassVar" not in str(hint)]  # fmt: skip
-    loose, silent = [name for name in own if name not in there], [name for name in there if not there[name].words]
+def _parameters(subject: Subject) -> Claims:
+    kind, known = type(subject.sampler), params(type(subject.sampler))
+    annotations = (inspect.get_annotations(base) for base in kind.__mro__ if issubclass(base, Sampler))
+    names = [name for one in annotations for name, hint in one.items() if "ClassVar" not in str(hint)]
+    loose, silent = [name for name in names if name not in known], [name for name in known if not known[name].help]
     yield not loose, f"{', '.join(loose)} is annotated but no field: make {kind.__name__} a frozen dataclass too"
-    yield not silent, f"no words for {', '.join(silent)}: use limpet.parameter"
-    yield True, ", ".join(there)
+    yield not silent, f"no help text for {', '.join(silent)}: use limpet.param"
+    yield True, ", ".join(known)
 
 
-def _refuses(subject: Subject) -> Claims:
-    there = params(type(subject.sampler))
-    bad = [(name, value) for name, param in there.items() for value in STRANGE if not param.accepts(value)]
+def _bad_values(subject: Subject) -> Claims:
+    known = params(type(subject.sampler))
+    bad = [(name, value) for name, param in known.items() for value in BAD_VALUES if not param.accepts(value)]
     for name, value in bad:
         with suppress(LimpetError):
             subject.sampler.replace(**{name: value})
-            yield False, f"{name} {value!r} is taken, and it takes {there[name].takes}"
+            yield False, f"{name} {value!r} is accepted, and it takes {known[name].takes}"
     yield True, f"{len(bad)} of them"
 
 
-def _written(subject: Subject) -> Claims:
-    """As it is, and with each parameter changed; a class may come back from its file as another of the same name."""
+def _copies(subject: Subject) -> Claims:
+    """As it is and with each parameter changed. A class from a file may come back as another class of that name."""
     for sampler in (subject.sampler, *_changed(subject.sampler).values()):
         text = json.dumps(sampler.to_dict())
-        for again in (samplers.from_dict(json.loads(text)), pickle.loads(pickle.dumps(sampler))):
-            alike = type(again).__qualname__ == type(sampler).__qualname__ and vars(again) == vars(sampler)
-            yield alike, f"{text} is read as another sampler"
+        copies = samplers.from_dict(json.loads(text)), pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)
+        for again in copies:
+            same = type(again).__qualname__ == type(sampler).__qualname__ and vars(again) == vars(sampler)
+            yield same, f"{text} is read as another sampler"
     yield True, json.dumps(subject.sampler.to_dict())
 
 
 def _calls(subject: Subject) -> Claims:
-    told, made = [info.call for info in subject.plain.infos], f"{subject.plain.calls} for nfe {subject.sampler.nfe}"
-    yield told == list(range(subject.sampler.nfe)), f"{made}, told as {', '.join(map(str, told))}"
-    yield subject.plain.calls == subject.sampler.nfe, made
+    numbers = [info.call for info in subject.trajectory.infos]
+    found = f"{subject.trajectory.calls} for nfe {subject.sampler.nfe}"
+    yield numbers == list(range(subject.sampler.nfe)), f"{found}, numbered {', '.join(map(str, numbers))}"
+    yield subject.trajectory.calls == subject.sampler.nfe, found
 
 
 def _states(subject: Subject) -> Claims:
-    size, kinds = subject.model.vocab_size, [part.dtype for part in subject.plain.states[0].memory]
-    for call, tokens, memory, _ in subject.plain.states:
+    size, dtypes = subject.model.vocab_size, [part.dtype for part in subject.trajectory.states[0].memory]
+    for call, tokens, memory, _ in subject.trajectory.states:
         shapes = [tuple(tokens.shape), *(tuple(part.shape[:2]) for part in memory)]
         yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must begin with {subject.shape}"
-        inside = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size
-        yield inside, f"tokens that are none of the {size} after {call} calls"
-        alike = not memory or not kinds or [part.dtype for part in memory] == kinds
-        yield alike, f"another kind of memory after {call} calls than at the beginning"
-    yield True, f"tokens and {len(kinds)} of its own, {subject.shape} each"
+        valid = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size
+        yield valid, f"tokens outside the vocabulary of {size} after {call} calls"
+        same = not memory or not dtypes or [part.dtype for part in memory] == dtypes
+        yield same, f"memory of other types after {call} calls than at the start"
+    yield True, f"tokens and {len(dtypes)} parts of memory, {subject.shape} each"
 
 
-def _marks(subject: Subject) -> Claims:
-    names = list(subject.plain.infos[0].marks)
-    room = len(names) <= MARKS and "given" not in names
-    yield room, f"{', '.join(names)}: a recorded path has room for {MARKS}, and given is one of its own"
-    for info in subject.plain.infos:
-        yield list(info.marks) == names, f"{', '.join(info.marks)} in call {info.call}, {', '.join(names)} in the first"
-        for name, mark in {"input": info.input, **info.marks}.items():
-            ok = tuple(mark.shape) == subject.shape and (name not in info.marks or mark.dtype == torch.bool)
-            yield ok, f"{name} of call {info.call} is {mark.dtype} {tuple(mark.shape)}".replace("torch.", "")
+def _masks(subject: Subject) -> Claims:
+    names = list(subject.trajectory.infos[0].masks)
+    fits = len(names) <= MAX_MASKS and "fixed" not in names
+    yield fits, f"{', '.join(names)}: a recording stores at most {MAX_MASKS} masks, and `fixed` is one of its own"
+    for info in subject.trajectory.infos:
+        yield list(info.masks) == names, f"{', '.join(info.masks)} in call {info.call}, {', '.join(names)} in the first"
+        for name, part in {"model_input": info.model_input, **info.masks}.items():
+            ok = tuple(part.shape) == subject.shape and (name not in info.masks or part.dtype == torch.bool)
+            yield ok, f"{name} of call {info.call} is {part.dtype} {tuple(part.shape)}".replace("torch.", "")
     yield True, ", ".join(names) or "none"
 
 
-def _given(subject: Subject) -> Claims:
-    """A few positions, then all of them. A call of a sampler that needs them may hide some, if it marks where."""
-    for fixed in (subject.few, subject.every):
-        walked = subject.walk(alone=False, fixed=fixed)
-        seen = [(f"state after {state.call} calls", state.tokens) for state in walked.states]
-        for info in walked.infos:
-            noised = info.marks.get("noised") if subject.sampler.needs_given else None
-            input = info.input if noised is None else fixed.where(noised, info.input)
-            seen.append((f"input of call {info.call}", input))
-        for where, tokens in seen:
-            held = tokens.where(fixed >= 0, fixed).equal(fixed)
-            yield held, f"another token stands at a given position in the {where}"
-    yield True, f"{int((subject.few[0] >= 0).sum())} of {subject.length}, and then all, hold in state, input and output"
+def _fixed_tokens(subject: Subject) -> Claims:
+    """A few fixed positions, then all. A sampler that needs fixed tokens may hide some where its masks say so."""
+    for fixed in (subject.few_fixed, subject.all_fixed):
+        trajectory = subject.run(separated=False, fixed=fixed)
+        parts = [(f"state after {state.call} calls", state.tokens) for state in trajectory.states]
+        for info in trajectory.infos:
+            noised = info.masks.get("noised") if subject.sampler.needs_fixed else None
+            tokens = info.model_input if noised is None else fixed.where(noised, info.model_input)
+            parts.append((f"model input of call {info.call}", tokens))
+        for where, tokens in parts:
+            yield tokens.where(fixed >= 0, fixed).equal(fixed), f"another token at a fixed position in the {where}"
+    count = int((subject.few_fixed[0] >= 0).sum())
+    yield True, f"{count} of {subject.length}, and then all, are kept in state, model input and output"
 
 
-def _parted(ones: list[State], others: list[State], which: slice = slice(None)) -> int | None:
-    """After how many calls two walks are no longer the same; what is remembered counts where both remember alike."""
+def _first_difference(ones: list[State], others: list[State], which: slice = slice(None)) -> int | None:
+    """After how many calls two trajectories differ; None if never. Parts of memory count if both have them."""
     for one, other in zip(ones, others, strict=True):
         memories = zip(one.memory, other.memory, strict=False)
         if not all(a[which].equal(b) for a, b in ((one.tokens, other.tokens), *memories)):
@@ -445,68 +431,70 @@ def _parted(ones: list[State], others: list[State], which: slice = slice(None)) 
     return None
 
 
-def _company(subject: Subject) -> Claims:
+def _batch_of_one(subject: Subject) -> Claims:
     one = slice(1, 2)
-    parted = _parted(subject.walk().states, subject.walk(which=one).states, one)
-    how = "the same" if parted is None else f"another after {parted} calls"
-    yield parted is None, f"sample 1 of {SAMPLES} is {how}"
+    call = _first_difference(subject.run().states, subject.run(which=one).states, one)
+    found = "the same" if call is None else f"different after {call} calls"
+    yield call is None, f"sample 1 of {SAMPLES} is {found}"
 
 
-def _watched(subject: Subject) -> Claims:
-    """A trace looks at every distribution, and without one a distribution that was not asked for is nan: neither changes what the
-    denoiser sees, nor the end. A state that nobody looks at again may differ."""
-    quiet, watched = subject.walk(), subject.walk(trace=True)
-    for one, other in zip(quiet.infos, watched.infos, strict=True):
-        yield one.input.equal(other.input), f"another input in call {one.call}"
-    same = quiet.states[-1].tokens.equal(watched.states[-1].tokens)
-    yield same, f"the same inputs, and {'the same' if same else 'another'} end"
+def _trace(subject: Subject) -> Claims:
+    """A trace inspects every prediction; without one, predictions that were not requested are NaN. Neither changes the
+    model inputs or the output. States that are not read again may differ."""
+    quiet, traced = subject.run(), subject.run(trace=True)
+    for one, other in zip(quiet.infos, traced.infos, strict=True):
+        yield one.model_input.equal(other.model_input), f"another model input in call {one.call}"
+    same = quiet.states[-1].tokens.equal(traced.states[-1].tokens)
+    yield same, f"the same model inputs, and {'the same' if same else 'another'} output"
 
 
-def _shares(subject: Subject) -> Claims:
-    """What it and another both claim to share is the same: itself with one parameter changed, and every other sampler."""
-    sampler, own, claims = subject.sampler, subject.walk().states, []
+def _shared_calls(subject: Subject) -> Claims:
+    """The calls that two samplers both claim to share are the same: with one parameter changed, and all others."""
+    sampler, own, claims = subject.sampler, subject.run().states, []
     others = {f"{name} changed": other for name, other in _changed(sampler).items()}
-    kinds = [name for name, kind in samplers.available().items() if kind is not type(sampler)]
-    for name, other in {**others, **{kind: samplers.parse(kind, nfe=sampler.nfe)[1] for kind in kinds}}.items():
-        claimed = min(sampler.shared(other), other.shared(sampler))
-        what = f"with {name} it claims {claimed} calls"
-        yield 0 <= claimed <= min(sampler.nfe, other.nfe), what
+    for name, kind in samplers.available().items():
+        if kind is not type(sampler):
+            others[name] = samplers.as_sampler(name, nfe=sampler.nfe)
+    for name, other in others.items():
+        claimed = min(sampler.shared_calls(other), other.shared_calls(sampler))
+        found = f"with {name} it claims {claimed} calls"
+        yield 0 <= claimed <= min(sampler.nfe, other.nfe), found
         if claimed:
-            parted = _parted(own[: claimed + 1], subject.walk(other, calls=claimed).states)
-            yield parted is None, f"{what}, and they part after {parted}"
+            call = _first_difference(own[: claimed + 1], subject.run(other, calls=claimed).states)
+            yield call is None, f"{found}, and they differ after {call}"
             claims.append(f"{claimed} with {name}")
     yield True, ", ".join(claims) or "none"
 
 
 def _changed(sampler: Sampler) -> dict[str, Sampler]:
-    """The same sampler with each parameter changed that can be, and far, so that it shows."""
-    found: dict[str, Sampler] = {}
+    """For each parameter, the sampler with that parameter changed as much as possible, so that it has an effect."""
+    changed: dict[str, Sampler] = {}
     for name, param in params(type(sampler)).items():
         value = getattr(sampler, name)
         near = (value + 1, value / 2, value - 1) if isinstance(value, int | float) else ()
         for other in (None, False, True, 0.5, 1, *reversed(near), param.low, param.high, *reversed(param.choices)):
             if other != value and param.accepts(other):
                 with suppress(LimpetError):  # parameters may depend on each other
-                    found[name] = sampler.replace(**{name: other})  # the last that can be is the best
-    return found
+                    changed[name] = sampler.replace(**{name: other})  # a later value changes more
+    return changed
 
 
 SAMPLER_CHECKS: dict[str, Callable[[Subject], Claims]] = {
-    "parameters": _params,
-    "bad values are refused": _refuses,
-    "written out and read back": _written,
-    "calls of the denoiser": _calls,
+    "parameters": _parameters,
+    "bad values": _bad_values,
+    "copies": _copies,
+    "network calls": _calls,
     "state and memory": _states,
-    "marks": _marks,
-    "given tokens": _given,
-    "a sample alone against a batch": _company,
-    "a path that is watched": _watched,
-    "calls shared with another": _shares,
+    "masks": _masks,
+    "fixed tokens": _fixed_tokens,
+    "a sample alone against a batch": _batch_of_one,
+    "with and without a trace": _trace,
+    "calls shared with other samplers": _shared_calls,
 }
 
 
-def verdict(model: Denoiser, rows: list[Row]) -> str:
-    """One line to send to whoever asks."""
+def verdict(model: Denoiser, rows: list[CheckResult]) -> str:
+    """The result of all checks, on one line."""
     from limpet import __version__
 
     failed = sum(not row.ok for row in rows)

@@ -16,8 +16,9 @@ from examples import FENCED, ROOT, helped
 from limpet.cli import compare as compare_command
 from limpet.cli import main
 from limpet.cli import sample as sample_command
-from limpet.cli.common import LoadOptions, named_samplers
+from limpet.cli.common import LoadOptions
 from limpet.evaluation.comparison import SAMPLERS
+from limpet.samplers import named_samplers
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

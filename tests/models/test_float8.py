@@ -1,4 +1,4 @@
-"""Float8 products against the format, transcribed; kernels against plain functions; distributions against bfloat16's."""
+"""Float8 products against the format, transcribed, kernels against plain functions, predictions against bfloat16's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from backends import DEVICE  # first: it says who runs the kernels
 from limpet import LimpetError, load, load_judge, registry
 from limpet.cli import main
 from limpet.models import float8
-from limpet.models.duo import Duo, Linear, Network, Shape, in_float8, set_precision
-from limpet.models.model_files import MINIS
+from limpet.models.duo import Duo, DuoNetwork, DuoShape, Linear, in_float8, set_precision
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.training.data import encode, read_documents
+from model_cases import features
 
 trained_like = registry.from_file(f"{Path(__file__).parents[2] / 'tools/trained_like.py'}:trained_like")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
@@ -80,7 +81,7 @@ def test_a_product_is_the_transcribed_one() -> None:
     exact = torch.from_numpy(a @ b.T * a_scales * b_scales.T)
     linear = torch.nn.Linear(32, 16)
     linear.weight.data, linear.bias.data = weight * 2.0**3, bias.float()
-    found = float8.Product(linear.to(DEVICE))((x * 2.0**-5).to(DEVICE)).cpu()
+    found = float8.Float8Linear(linear.to(DEVICE))((x * 2.0**-5).to(DEVICE)).cpu()
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, (exact.float() + bias.float()).bfloat16())
 
@@ -110,7 +111,7 @@ def test_rows_of_nothing_and_of_no_number() -> None:
 def test_a_part_of_a_product_is_a_part_of_it() -> None:
     for linear in (Linear(32, 48).bfloat16(), Linear(32, 48, bias=False).bfloat16()):
         x = drawn(2, 5, 32)
-        for whole in (linear, float8.Product(linear)):
+        for whole in (linear, float8.Float8Linear(linear)):
             parts = [whole.part(x, slice(16)), whole.part(x, slice(16, None))]
             torch.testing.assert_close(torch.cat(parts, -1), whole(x), rtol=1e-2, atol=1e-2)
 
@@ -129,16 +130,16 @@ def test_the_scale_of_a_gelu_is_large_enough() -> None:
 # The network
 
 
-def random_network(shape: Shape) -> Network:
+def random_network(shape: DuoShape) -> DuoNetwork:
     """Every parameter at random, so that no gate, shift or scale is idle."""
-    network = Network(shape)
+    network = DuoNetwork(shape)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     return network.to(DEVICE)
 
 
-SHAPE = Shape(vocab_size=19, length=8, width=32, blocks=3, heads=2, cond=16, hidden=48)
+SHAPE = DuoShape(vocab_size=19, length=8, width=32, blocks=3, heads=2, cond=16, hidden=48)
 TOKENS = torch.randint(19, (3, 7), generator=torch.Generator().manual_seed(2)).to(DEVICE)
 SIGMA = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
 
@@ -148,21 +149,21 @@ def test_which_products_are_in_float8() -> None:
     network = random_network(SHAPE)
     set_precision(network, torch.bfloat16)
     twin = in_float8(network)
-    found = {name for name, module in twin.named_modules() if isinstance(module, float8.Product)}
+    found = {name for name, module in twin.named_modules() if isinstance(module, float8.Float8Linear)}
     assert found == {f"blocks.{block}.{name}" for block in range(3) for name in BLOCKS}
     kept = dict(network.named_parameters())
     assert all(parameter is kept[name] for name, parameter in twin.named_parameters())
     assert set(kept) - {name for name, _ in twin.named_parameters()} == {
         f"{name}.{part}" for name in found for part in ("weight", "bias") if f"{name}.{part}" in kept
     }
-    assert not any(isinstance(module, float8.Product) for module in network.modules())
+    assert not any(isinstance(module, float8.Float8Linear) for module in network.modules())
 
 
 def test_a_model_in_float8() -> None:
     """It differs from bfloat16 by as much as the format says, and in its digest."""
     models = {name: Duo(random_network(SHAPE).cpu(), precision=name) for name in ("float32", "bfloat16", "float8")}
-    exact, low, lower = (model.body(TOKENS.cpu(), 0.5) for model in models.values())
-    errors = [float((features - exact).norm() / exact.norm()) for features in (low, lower)]
+    exact, low, lower = (features(model, TOKENS.cpu(), 0.5) for model in models.values())
+    errors = [float((values - exact).norm() / exact.norm()) for values in (low, lower)]
     assert errors[0] < 0.01 < errors[1] < 0.2
     assert len({model.digest for model in models.values()}) == 3
     assert models["float8"].precision == "float8"
@@ -194,20 +195,20 @@ def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled"])
-def test_laws_stay_near_those_of_bfloat16(name: str) -> None:
+def test_predictions_stay_near_those_of_bfloat16(name: str) -> None:
     """Two pieces of held-out text under four levels of noise: mean total variation at most .03, and no argmax that has
     much less probability."""
     low, lower = (load(name, device="cpu", precision=precision) for precision in ("bfloat16", "float8"))
     ids = encode(
-        tokenizers.Tokenizer.from_file(str(MINIS / name / "tokenizer.json")),
-        [read_documents([MINIS / "heldout.txt.xz"])[0][:4000]],
+        tokenizers.Tokenizer.from_file(str(BUILTIN_FOLDER / "tokenizer.json")),
+        [read_documents([BUILTIN_FOLDER / "heldout.txt.xz"])[0][:4000]],
     )
     clean = torch.from_numpy(ids[: 2 * low.length].astype("int64")).view(2, -1)
     generator = torch.Generator().manual_seed(3)
     for t in (0.9, 0.6, 0.3, 0.05):
         noise = torch.randint(low.vocab_size, clean.shape, generator=generator)
-        seen = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
-        one, other = (model.logits(seen, t).double().softmax(-1) for model in (low, lower))
+        noisy = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
+        one, other = (model.logits(noisy, t).double().softmax(-1) for model in (low, lower))
         assert 0.005 < (one - other).abs().sum(-1).mean() / 2 <= 0.03
         missed = one.amax(-1) - one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
         assert missed.mean() < 2e-3
@@ -248,29 +249,29 @@ def test_the_gelu_kernel_is_the_gelu(rounds_to_even: None) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_the_fused_body_is_the_body(blocks: int, rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_backbone_is_the_backbone(blocks: int, rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also at some positions, and of some samples; what rounds otherwise is far less than what float8 rounds."""
     from limpet.models import duo_triton
 
-    monkeypatch.setattr(duo_triton, "SMALL", 0)
-    network = random_network(Shape(**{**vars(SHAPE), "blocks": blocks}))
+    monkeypatch.setattr(duo_triton, "MAX_WHOLE", 0)
+    network = random_network(DuoShape(**{**vars(SHAPE), "blocks": blocks}))
     with torch.no_grad():
-        exact = network.body(TOKENS, SIGMA)
+        exact = network.backbone(TOKENS, SIGMA)
         set_precision(network, torch.bfloat16)
         twin = in_float8(network)
         low, plain, found = (
-            network.body(TOKENS, SIGMA),
-            twin.body(TOKENS, SIGMA),
-            duo_triton.FusedBody(twin)(TOKENS, SIGMA),
+            network.backbone(TOKENS, SIGMA),
+            twin.backbone(TOKENS, SIGMA),
+            duo_triton.FusedBackbone(twin)(TOKENS, SIGMA),
         )
         assert found.dtype == torch.bfloat16
-        errors = [(features - exact).norm() for features in (low, found, plain)]
+        errors = [(values - exact).norm() for values in (low, found, plain)]
         assert 2 * errors[0] < errors[1] < 1.2 * errors[2]
         assert (found - plain).norm() < 0.6 * errors[2]
         for some in ([0, 6, 7, 13, 20], [9], [5, 20], []):
             index = torch.tensor(some, dtype=torch.int32, device=DEVICE)
-            features = duo_triton.FusedBody(twin)(TOKENS, SIGMA, lambda index=index: index)
-            apart = (features.flatten(0, 1)[some] - found.flatten(0, 1)[some]).norm()
+            values = duo_triton.FusedBackbone(twin)(TOKENS, SIGMA, lambda index=index: index)
+            apart = (values.flatten(0, 1)[some] - found.flatten(0, 1)[some]).norm()
             assert apart <= 0.5 * errors[2]
 
 
@@ -286,7 +287,7 @@ def test_no_output_exceeds_its_bound() -> None:
         linear = torch.nn.Linear(48, 32, bias=bias)
         linear.weight.data[5] = 0.5 * drawn(48).sign()
         x = torch.cat([drawn(9, 48) * torch.exp(2 * drawn(9, 1)), 3 * linear.weight.data[5:6]])
-        product = float8.Product(linear)
+        product = float8.Float8Linear(linear)
         rows = float8.quantise(x)
         (reach, offset), found = product.bound, product(rows).float().abs()
         assert (found <= (rows.scales * reach + offset) * (1 + 2.0**-8)).all()  # the result is rounded to bfloat16
@@ -304,7 +305,7 @@ def test_a_product_that_takes_its_gelu(rows: int, rounds_to_even: None) -> None:
 
     linear = torch.nn.Linear(128, 256)
     linear.weight.data, linear.bias.data = 0.1 * drawn(256, 128), 0.3 * drawn(256, seed=1)
-    product = float8.Product(linear.to(DEVICE))
+    product = float8.Float8Linear(linear.to(DEVICE))
     x = float8.quantise((drawn(rows, 128) * torch.exp(drawn(rows, 1, seed=2))).to(DEVICE))
     one, other = float8_kernels.activated(x, product, small_tile()), duo_triton._gelu(product(x))
     factors = [part.values.double() * part.scales.double() for part in (x, product.weight)]
@@ -323,9 +324,9 @@ def test_a_product_that_rotates(rounds_to_even: None) -> None:
     of a tile's rows."""
     from limpet.models import duo_triton, float8_kernels
 
-    network = random_network(Shape(vocab_size=19, length=8, width=128, blocks=1, heads=2, cond=16, hidden=128))
+    network = random_network(DuoShape(vocab_size=19, length=8, width=128, blocks=1, heads=2, cond=16, hidden=128))
     set_precision(network, torch.bfloat16)
-    body = duo_triton.FusedBody(in_float8(network))
+    body = duo_triton.FusedBackbone(in_float8(network))
     product = body.blocks[0].attn_qkv
     x = float8.quantise(drawn(21, 128).to(DEVICE))
     found = float8_kernels.rotated(x, product, *body._angles(7), small_tile())
@@ -337,19 +338,19 @@ def test_a_product_that_rotates(rounds_to_even: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
-def test_the_body_with_joined_products_is_the_body(rounds_to_even: None) -> None:
+def test_the_backbone_with_joined_products_is_the_backbone(rounds_to_even: None) -> None:
     """Another scale of the same numbers, so another rounding, which is no larger."""
     from limpet.models import duo_triton, float8_kernels
 
-    shape = Shape(vocab_size=19, length=8, width=128, blocks=2, heads=2, cond=16, hidden=256)
+    shape = DuoShape(vocab_size=19, length=8, width=128, blocks=2, heads=2, cond=16, hidden=256)
     assert float8_kernels.divides(float8_kernels.TILE, shape)
     network = random_network(shape)
     with torch.no_grad():
-        exact = network.body(TOKENS, SIGMA)
+        exact = network.backbone(TOKENS, SIGMA)
         set_precision(network, torch.bfloat16)
         errors = []
         for joined in (False, True):
-            body = duo_triton.FusedBody(in_float8(network))
+            body = duo_triton.FusedBackbone(in_float8(network))
             body.joined = joined
             errors.append((body(TOKENS, SIGMA) - exact).norm())
     assert 0.5 * errors[0] < errors[1] < 1.2 * errors[0]
@@ -359,9 +360,9 @@ def test_which_shapes_have_joined_products() -> None:
     """The released one, and none whose tiles would mix what is rotated with what is not, or end within a head."""
     from limpet.models.float8_kernels import TILE, divides
 
-    assert divides(TILE, Shape())
+    assert divides(TILE, DuoShape())
     for change in ({"width": 704, "heads": 11}, {"hidden": 3000}, {"heads": 4}):
-        assert not divides(TILE, Shape(**{**vars(Shape()), **change}))
+        assert not divides(TILE, DuoShape(**{**vars(DuoShape()), **change}))
 
 
 @on_gpu
@@ -370,7 +371,7 @@ def test_which_shapes_have_joined_products() -> None:
 def test_a_model_says_the_same_on_a_gpu(batch: int, width: int) -> None:
     """Replayed whole, replayed up to the last block, and not replayed; with joined products, if wide enough. What is
     computed in another order rounds to another float8 number now and then: far less than float8 itself changes."""
-    shape = Shape(vocab_size=300, length=512, width=width, blocks=2, heads=2, hidden=width)
+    shape = DuoShape(vocab_size=300, length=512, width=width, blocks=2, heads=2, hidden=width)
     here, there = (Duo(trained_like(shape), precision="float8").to(place) for place in ("cpu", DEVICE))
     for t in (0.9, 0.1):
         tokens = torch.randint(300, (batch, 512), generator=torch.Generator().manual_seed(int(10 * t)))
@@ -388,6 +389,6 @@ def test_the_hardware_multiplies_as_we_do() -> None:
         x, weight = (float8.quantise(drawn(size, inner, seed=size)) for size in (rows, outputs))
         bias = drawn(outputs).bfloat16()
         here = float8.multiply(x, weight, bias).double()
-        parts = [float8.Scaled(*(part.to(device) for part in each)) for each in (x, weight)]
+        parts = [float8.Float8Rows(*(part.to(device) for part in each)) for each in (x, weight)]
         there = float8.multiply(*parts, bias.to(device)).cpu().double()
         assert (here - there).norm() < 3e-3 * here.norm()

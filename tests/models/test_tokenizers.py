@@ -8,13 +8,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_duo import TINY, random_network
 
 from limpet.errors import LimpetError
 from limpet.models import model_files
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
-from limpet.models.tokenizers import Tokenizer, read_tokenizer
+from limpet.models.tokenizers import HuggingFaceTokenizer, read_tokenizer
+from model_cases import TINY, random_network
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -120,8 +120,9 @@ def test_no_tokenizer_and_a_broken_one(tmp_path):
 
 
 def test_a_model_keeps_its_tokenizer_through_saving(tmp_path):
-    own = small(tmp_path, "<|endoftext|>")
-    model = Duo(random_network(), tokenizer=Tokenizer(tokenizers.Tokenizer.from_str(own._tokens.to_str()), 53))
+    small(tmp_path, "<|endoftext|>")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    model = Duo(random_network(), tokenizer=HuggingFaceTokenizer(library, 53))
     model.save(tmp_path / "model")
     again = load(tmp_path / "model", device="cpu")
     assert again.tokenizer.encode("b c g") == [1, 2, 6]
@@ -139,8 +140,8 @@ def test_a_model_without_text_says_why(tmp_path):
 def test_gpt2s_is_found_beside_the_weights_in_the_cache_or_not_at_all(tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    shape = Shape(vocab_size=50258, length=8, width=4, blocks=1, heads=1, cond=2, hidden=4)
-    Duo(Network(shape)).save(tmp_path / "model")
+    shape = DuoShape(vocab_size=50258, length=8, width=4, blocks=1, heads=1, cond=2, hidden=4)
+    Duo(DuoNetwork(shape)).save(tmp_path / "model")
     without = load(tmp_path / "model", device="cpu")
     assert without.tokenizer is None
     assert "GPT-2's is neither beside the weights nor in the cache" in without.info["tokenizer"]

@@ -6,7 +6,7 @@ import tyro
 
 from limpet import samplers
 from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, Model, SamplerTexts, out, show
-from limpet.conformance import NFE, Row, model_rows, sampler_rows, verdict
+from limpet.conformance import NFE, CheckResult, model_rows, sampler_rows, verdict
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
         if not json:
             out.print(line, markup=False)
 
-    found: list[tuple[str | None, Row]] = []
+    found: list[tuple[str | None, CheckResult]] = []
     for subject in (None, *(sampler or samplers.available())):
         say("\nthe model" if subject is None else f"\nsampler {subject}")
         for row in model_rows(denoiser, length) if subject is None else sampler_rows(denoiser, subject, nfe, length):

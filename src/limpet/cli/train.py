@@ -12,8 +12,8 @@ import tyro
 from limpet.cli.common import Device, err, progress, show
 from limpet.errors import LimpetError
 from limpet.models.model_files import usable_device
+from limpet.training import datasets
 from limpet.training import recipe as recipes
-from limpet.training.data import open_text, prepare
 from limpet.training.loop import Progress, train
 
 
@@ -45,15 +45,12 @@ def run(
     folder = out_folder or Path(plan.folder)
     if (folder / "model.safetensors").exists():
         raise LimpetError(f"{folder} holds a finished model: remove it or name another folder with --out")
-    data = plan.data
-    settings: dict[str, object] = {"vocab_size": data.vocab_size, "validation": data.validation, "test": data.test}
-    text = open_text(Path(data.folder), settings)
-    if text is None:
-        sources = [Path(file) for file in data.files]
-        for message in prepare(sources, Path(data.folder), data.vocab_size, data.validation, data.test):
+    corpus = datasets.open_data(plan.data)
+    if corpus is None:
+        for message in datasets.prepare_data(plan.data):
             err.print(message, markup=False)
-        text = open_text(Path(data.folder), settings)
-        assert text is not None  # it was written just now
+        corpus = datasets.open_data(plan.data)
+        assert corpus is not None  # it was written just now
     folder.mkdir(parents=True, exist_ok=True)
     last: list[Progress] = []
     with (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as update:
@@ -69,5 +66,5 @@ def run(
             if now.validation is not None:
                 err.print(detail, markup=False)
 
-        train(plan, text, folder, usable_device(device), report)
+        train(plan, corpus, folder, usable_device(device), report)
     show(json, asdict(last[0]) if last else {}, [f"{plan.name} is in {folder}"])

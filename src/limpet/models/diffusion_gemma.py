@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from limpet.diffusion.process import LINEAR, seen_signal
+from limpet.diffusion.process import LINEAR, inferred_signal
 from limpet.errors import LimpetError, import_extra
 from limpet.models import Canvas, ModelInput, model_files
 from limpet.models.model_files import FALSE, NUMBER, Field, Fields, whole_number
@@ -173,7 +173,7 @@ class Gemma(Canvas):
         decoder = self.network.model.decoder
         hook = nullcontext()
         if inputs.previous is not None:  # the decoder's own code would compute it for all distributions at once
-            hook = decoder.self_conditioning.register_forward_pre_hook(lambda _, given: (given[0], inputs.previous))
+            hook = decoder.self_conditioning.register_forward_pre_hook(lambda _, args: (args[0], inputs.previous))
         with torch.no_grad(), hook:
             output = decoder(decoder_input_ids=inputs.tokens, past_key_values=cache)
         return cast(Tensor, output.last_hidden_state)
@@ -191,7 +191,7 @@ class Gemma(Canvas):
             return cast(Tensor, (probs @ embedding.weight) * embedding.embed_scale.to(probs.dtype))
 
     def evidence_signal(self, signal: float | Tensor, clean_share: Tensor) -> Tensor:
-        return seen_signal(signal, clean_share)
+        return inferred_signal(signal, clean_share)
 
     def _empty_cache(self) -> Any:
         return import_extra("transformers", "gemma").DynamicCache(config=self.network.config.text_config)

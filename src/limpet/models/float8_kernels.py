@@ -56,8 +56,8 @@ def rotated(x: Float8Rows, product: Float8Linear, cos: Tensor, sin: Tensor, tile
     """(R, width) rows of whole samples -> (R, 3 width) queries and keys, rotated, and values, in bfloat16."""
     outputs = len(product.weight.values)
     out = torch.empty(len(x.values), outputs, dtype=torch.bfloat16, device=x.values.device)
-    given = {"cos": cos, "sin": sin, "length": len(cos), "turned": outputs // 3 * 2, "HALF": cos.shape[1]}
-    _launch(x, product.weight, out, tile, bias=cos, bound=cos, out_scales=cos, GELU=False, **given)
+    arguments = {"cos": cos, "sin": sin, "length": len(cos), "turned": outputs // 3 * 2, "HALF": cos.shape[1]}
+    _launch(x, product.weight, out, tile, bias=cos, bound=cos, out_scales=cos, GELU=False, **arguments)
     return out
 
 
@@ -69,12 +69,12 @@ def activated(x: Float8Rows, product: Float8Linear, tile: Tile = TILE) -> Float8
     bias, bound, device = product.bias, product.bound, x.values.device
     out = torch.empty(len(x.values), len(product.weight.values), dtype=float8.DTYPE, device=device)
     scales = torch.empty_like(x.scales)
-    given = {"cos": bound, "sin": bound, "length": 1, "turned": 0, "HALF": 1}
-    _launch(x, product.weight, out, tile, bias=bias, bound=bound, out_scales=scales, GELU=True, **given)
+    arguments = {"cos": bound, "sin": bound, "length": 1, "turned": 0, "HALF": 1}
+    _launch(x, product.weight, out, tile, bias=bias, bound=bound, out_scales=scales, GELU=True, **arguments)
     return Float8Rows(out, scales)
 
 
-def _launch(x: Float8Rows, weight: Float8Rows, out: Tensor, tile: Tile, **given: Any) -> None:
+def _launch(x: Float8Rows, weight: Float8Rows, out: Tensor, tile: Tile, **arguments: Any) -> None:
     (rows, inner), outputs = x.values.shape, len(weight.values)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs),)
     _kernel[grid](
@@ -82,7 +82,7 @@ def _launch(x: Float8Rows, weight: Float8Rows, out: Tensor, tile: Tile, **given:
         TensorDescriptor.from_tensor(weight.values, [tile.outputs, tile.depth]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.outputs]), x.scales, weight.scales, rows=rows,
         N=outputs, K=inner, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth, GROUP=GROUP,
-        LARGEST=float8.LARGEST, DIP=float8.DIP, num_warps=tile.warps, num_stages=tile.stages, **given,
+        LARGEST=float8.LARGEST, DIP=float8.DIP, num_warps=tile.warps, num_stages=tile.stages, **arguments,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -122,7 +123,13 @@ def builtin_folder(name: str) -> Path:
     return folder
 
 
-def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
+def copy_builtin(name: str, folder: Path) -> None:
+    """Copy a built-in model or judge to a folder, with the tokenizer that the built-in ones share."""
+    shutil.copytree(builtin_folder(name), folder, dirs_exist_ok=True)
+    shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
+
+
+def locate(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
     """The files of a built-in model, else of a path that exists, else of a repository on the hub; None for others."""
     text, path = os.fspath(name), Path(name).expanduser()
     builtin = BUILTIN_FOLDER / text if re.fullmatch(r"[\w-]+", text) else None
@@ -218,13 +225,13 @@ def find_tokenizer(folder: Path, vocab_size: int) -> tuple[HuggingFaceTokenizer 
         return own, "beside the weights"
     if vocab_size not in PUBLIC:
         return None, f"none: no tokenizer.json lies beside the weights, and {vocab_size} ids are not GPT-2's or BERT's"
-    whose, names = PUBLIC[vocab_size]
+    owner, names = PUBLIC[vocab_size]
     try:
         cached = [cached_folder(name, None, "tokenizer.json") for name in names]
         public = next(filter(None, cached), None) or hub_folder(names[0], None, ("tokenizer.json",))
-        return read_tokenizer(public, vocab_size), whose
+        return read_tokenizer(public, vocab_size), owner
     except LimpetError:
-        return None, f"none: {whose} is neither beside the weights nor in the cache, and the hub did not give it"
+        return None, f"none: {owner} is neither beside the weights nor in the cache, and the hub did not give it"
 
 
 # Weights and config

@@ -21,7 +21,7 @@ from limpet.models.tokenizers import HuggingFaceTokenizer
 
 Precision = Literal["float32", "bfloat16", "float8"]
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
-ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and aligned rows for whoever reads them
+ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and rows that start at aligned addresses
 # Sizes far beyond any model of these kinds: a file that claims more is refused before anything is allocated.
 MAX_WIDTH = 1 << 20  # features
 MAX_LENGTH = 1 << 24  # tokens of a sample, or of a vocabulary
@@ -100,9 +100,7 @@ def attend(qkv: Tensor, heads: int, rotation: Rotation, causal: bool = False) ->
     return mixed.transpose(1, 2).flatten(2)
 
 
-def attend_at(
-    x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions
-) -> Tensor:
+def attend_at(x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions) -> Tensor:
     """(B, L, width) -> (R, width): `attend` from some positions to all. No other queries are computed.
 
     Samples may need different numbers of queries. Each is padded to as many as the one that needs most."""

@@ -214,9 +214,9 @@ def fill(
     own, expected = dict(network.named_buffers()), network.state_dict()
     misfits = {"missing": sorted(expected.keys() - state - own.keys()), "unexpected": sorted(state.keys() - expected)}
     misfits["misshapen"] = [
-        f"{name} {given.shape}{'' if given.dtype.is_floating_point else f' of {given.dtype}'} for {tuple(size)}"
-        for name, given, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
-        if given.shape != tuple(size) or not given.dtype.is_floating_point
+        f"{name} {one.shape}{'' if one.dtype.is_floating_point else f' of {one.dtype}'} for {tuple(size)}"
+        for name, one, size in ((name, state[name], expected[name].shape) for name in expected if name in state)
+        if one.shape != tuple(size) or not one.dtype.is_floating_point
     ]
     if any(misfits.values()):
         listed = "; ".join(f"{kind}: {some(names)}" for kind, names in misfits.items() if names)

@@ -106,7 +106,7 @@ class Context:
 
     @cached_property
     def nonfinite_at(self) -> Tensor:
-        """(2,) where an asynchronous backend writes the call and the flat position of non-finite logits; -1 for none."""
+        """(2,) where an asynchronous backend writes the call and flat position of non-finite logits; -1 for none."""
         return torch.full((2,), -1, dtype=torch.long, device=self.fixed.device)
 
     def signal(self, t: float) -> float:

@@ -1,4 +1,4 @@
-"""Block refinement: a quota of the surest tokens is committed in each call, and may be edited; the rest stay noise."""
+"""Block refinement: each call commits a quota of its most confident tokens; the others stay noise."""
 
 from __future__ import annotations
 
@@ -10,52 +10,63 @@ from torch import Tensor
 
 from limpet.diffusion import process
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.entropy_bound import Clock
 from limpet.samplers.params import param
-from limpet.samplers.predictions import DISTRIBUTION_HELP, WhichDistribution, anything, first, read, time_of
+from limpet.samplers.predictions import (
+    CLOCK_HELP,
+    DISTRIBUTION_HELP,
+    Clock,
+    WhichDistribution,
+    best_positions,
+    read_predictions,
+    time_of_share,
+    uniform_tokens,
+)
 
 
-class Memory(NamedTuple):
+class BlockRefinementMemory(NamedTuple):
+    """What block refinement stores."""
+
     committed: Tensor  # (B, L) bool: the token stays, unless it is edited
 
 
 @dataclass(frozen=True)
 class BlockRefinement(Sampler):
-    """Call r of N brings the committed tokens of L free positions to ceil((r + 1) L / N), the most confident first,
-    and commits whatever else is more confident than the threshold; all others become uniform. The whole sequence is
-    one block (LLaDA, arXiv 2502.09992; on uniform states as diffusers' scheduler of this name has it). A committed
-    token that another, confident enough, contradicts may be edited (LLaDA2.1)."""
+    """Each call commits its most confident tokens up to a quota, and all above a threshold; the others become noise.
 
-    nfe: int = param(64, "Network calls for one sample; the last commits what is left.", low=2)
+    Call r of N raises the number of committed tokens to ceil((r + 1) L / N) of L. The whole sequence is one block
+    (LLaDA, arXiv 2502.09992; on uniform states as in diffusers' scheduler). A committed token may be edited
+    if another token is confident enough (LLaDA2.1)."""
+
+    nfe: int = param(64, "Network calls per sample; the last commits the remaining tokens.", low=2)
     threshold: float = param(0.95, "Confidence above which a token is committed beyond the quota.", low=0, high=1)
-    editing: float | None = param(None, "Confidence above which another token takes a committed one's place; None for "
-                                 "never.", low=0, high=1)  # fmt: skip
-    temperature: float = param(0.0, "Of the distributions that candidates are drawn from; 0 takes the argmax, whose confidence "
-                              "is of the distribution as it is.", low=0, high=1e6)  # fmt: skip
-    clock: Clock = param("share", "Which signal the denoiser is told: the share of committed tokens, or the uniform "
-                        "grid's.")  # fmt: skip
+    editing: float | None = param(
+        None, "Confidence that replaces a committed token. None: never replaced.", low=0, high=1
+    )
+    temperature: float = param(
+        0.0, "Softmax temperature of the draws. At 0 the argmax is taken, with its confidence at 1.", low=0, high=1e6
+    )
+    clock: Clock = param("share", CLOCK_HELP.format("committed"))
     distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
 
     def init(self, ctx: Context) -> State:
-        return State(0, ctx.noise(), Memory(ctx.no_positions))
+        return State(0, ctx.noise(), BlockRefinementMemory(ctx.no_positions))
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         r, (committed,) = state.call, state.memory
-        t = time_of(ctx, committed) if self.clock == "share" else process.uniform_grid(self.nfe)[r]
+        t = time_of_share(ctx, committed) if self.clock == "share" else process.uniform_grid(self.nfe)[r]
         (features,) = ctx.call(state, state.tokens, t)
-        seen = read(ctx, features, r, self.temperature, self.distribution)
+        predictions = read_predictions(ctx, features, r, self.temperature, self.distribution)
 
-        target = ((r + 1) * ctx.generated + self.nfe - 1) // self.nfe
+        quota = ((r + 1) * ctx.generated + self.nfe - 1) // self.nfe
         waiting = ctx.free & ~committed
-        due = first(seen.chance, waiting, target - committed.sum(-1))
-        chosen = due | (waiting & (seen.chance > self.threshold))
+        due = best_positions(predictions.drawn_prob, waiting, quota - committed.sum(-1))
+        chosen = due | (waiting & (predictions.drawn_prob > self.threshold))
         limit = torch.inf if self.editing is None else self.editing
-        edited = committed & (seen.drawn != state.tokens) & (seen.chance > limit)
-        tokens = torch.where(chosen | edited, seen.drawn, state.tokens)
+        edited = committed & (predictions.drawn != state.tokens) & (predictions.drawn_prob > limit)
+        tokens = torch.where(chosen | edited, predictions.drawn, state.tokens)
         committed = committed | chosen
-        tokens = torch.where(committed, tokens, anything(ctx, r))
+        tokens = torch.where(committed, tokens, uniform_tokens(ctx, r))
         masks = {"committed": committed, "chosen": chosen, "edited": edited}
-        told = float(t.mean()) if isinstance(t, Tensor) else t
-        return state.next(tokens, features, Memory(committed)), StepInfo(
-            r, told, state.tokens, seen.outcome(ctx, tokens), masks
-        )
+        mean_time = float(t.mean()) if isinstance(t, Tensor) else t
+        info = StepInfo(r, mean_time, state.tokens, predictions.outcome(ctx, tokens), masks)
+        return state.next(tokens, features, BlockRefinementMemory(committed)), info

@@ -1,9 +1,9 @@
-"""Entropy-bounded acceptance: each call keeps the surest draws, as many as a bound on their entropies allows."""
+"""Entropy-bounded acceptance: each call keeps its most certain draws, as many as a bound on their entropies allows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,80 +11,82 @@ from torch import Tensor
 from limpet.diffusion import process
 from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.params import param
-from limpet.samplers.predictions import DISTRIBUTION_HELP, WhichDistribution, anything, read, time_of
+from limpet.samplers.predictions import (
+    CLOCK_HELP,
+    DISTRIBUTION_HELP,
+    Clock,
+    WhichDistribution,
+    read_predictions,
+    time_of_share,
+    uniform_tokens,
+)
 
-Clock = Literal["share", "grid"]
 
+class EntropyBoundMemory(NamedTuple):
+    """(B, L) each; a value of the whole sample is repeated at all its positions."""
 
-class Memory(NamedTuple):
-    """(B, L) each; what is of a whole sample is the same at all its positions."""
-
-    accepted: Tensor  # bool: the token was drawn and kept by the last call
+    accepted: Tensor  # bool: the last call drew the token and kept it
     top: Tensor  # the argmax of the last call; -1 before the first
-    unchanged: Tensor  # how many calls in a row the sample's argmax has stayed the same
-    stopped: Tensor  # bool: the sample is its own output
+    unchanged: Tensor  # how many calls in a row the argmax of the whole sample has not changed
+    stopped: Tensor  # bool: later calls do not change the sample
 
 
 @dataclass(frozen=True)
 class EntropyBound(Sampler):
-    """A token is drawn everywhere; in ascending entropy of their distributions, draws are accepted while the sum of the
-    entropies before does not pass the bound, which bounds what the accepted tokens know of each other. The rest become
-    uniform, and the next call decides anew (arXiv 2505.24857, on uniform states as DiffusionGemma has it).
+    """Each call draws every token, and accepts draws in ascending entropy while the entropies before sum to the bound.
 
-    A sample whose argmax has settled stops, and its calls go on without it: all are counted."""
+    The bound limits the mutual information of the accepted tokens. The others become uniform noise, and the next call
+    decides again (arXiv 2505.24857, on uniform states as in DiffusionGemma).
 
-    nfe: int = param(64, "Network calls for one sample; the last reads out the argmax.", low=2)
-    bound: float = param(0.1, "Nats that the distributions of the draws accepted before may sum to.", low=0, high=1e6)
-    first_temperature: float = param(0.8, "Temperature of the distributions in the first call.", above=0, high=1e6)
-    last_temperature: float = param(0.4, "Temperature that the calls fall towards, in equal steps.", above=0, high=1e6)
-    clock: Clock = param("share", "Which signal the denoiser is told: the share of accepted tokens, or the uniform "
-                        "grid's.")  # fmt: skip
-    settled: float | None = param(0.005, "A sample stops when its argmax is stable and its mean entropy is below this; "
-                                 "None for never.", low=0)  # fmt: skip
+    A sample whose argmax is stable stops. Its remaining calls are made and counted, and change nothing."""
+
+    nfe: int = param(64, "Network calls per sample; the last returns the argmax.", low=2)
+    bound: float = param(0.1, "Most nats of entropy, summed over the draws accepted before.", low=0, high=1e6)
+    first_temperature: float = param(0.8, "Softmax temperature of the first call.", above=0, high=1e6)
+    last_temperature: float = param(0.4, "Temperature that the calls approach in equal steps.", above=0, high=1e6)
+    clock: Clock = param("share", CLOCK_HELP.format("accepted"))
+    settled: float | None = param(0.005, "A stable sample stops below this mean entropy. None: never.", low=0)
     distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
-    patience: int = param(1, "Calls in a row that the argmax must stay the same to be stable.", low=1)
+    patience: int = param(1, "Calls in a row without a change after which the argmax is stable.", low=1)
 
     def init(self, ctx: Context) -> State:
-        none = torch.zeros_like(ctx.fixed)
-        return State(0, ctx.noise(), Memory(ctx.no_positions, none - 1, none, ctx.no_positions))
+        zeros = torch.zeros_like(ctx.fixed)
+        return State(0, ctx.noise(), EntropyBoundMemory(ctx.no_positions, zeros - 1, zeros, ctx.no_positions))
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
-        r, last = state.call, state.call == self.nfe - 1
-        _, before, unchanged, stopped = state.memory
-        t = self.time(ctx, state)
+        r, is_last = state.call, state.call == self.nfe - 1
+        was_accepted, before, unchanged, stopped = state.memory
+        t = time_of_share(ctx, was_accepted) if self.clock == "share" else process.uniform_grid(self.nfe)[r]
         (features,) = ctx.call(state, state.tokens, t, temperature=self.temperature(r))
-        seen = read(ctx, features, r, self.temperature(r), self.distribution)
+        predictions = read_predictions(ctx, features, r, self.temperature(r), self.distribution)
 
-        accepted = within(seen.entropy, ctx.free, self.bound)
-        same = ((seen.top == before) | ~ctx.free).all(-1, keepdim=True)
-        unchanged = torch.where(same, unchanged + 1, 0)
-        calm = seen.entropy.sum(-1, keepdim=True) < (self.settled or 0) * ctx.generated[:, None]
-        ending = (calm & (unchanged >= self.patience)) if not last else ~ctx.no_positions
+        accepted = within_bound(predictions.entropy, ctx.free, self.bound)
+        is_same = ((predictions.top == before) | ~ctx.free).all(-1, keepdim=True)
+        unchanged = torch.where(is_same, unchanged + 1, 0)
+        is_calm = predictions.entropy.sum(-1, keepdim=True) < (self.settled or 0) * ctx.generated[:, None]
+        ending = (is_calm & (unchanged >= self.patience)) if not is_last else ~ctx.no_positions
 
-        tokens = torch.where(accepted, seen.drawn, anything(ctx, r))
-        tokens = torch.where(ending & ctx.free, seen.top, tokens)
+        tokens = torch.where(accepted, predictions.drawn, uniform_tokens(ctx, r))
+        tokens = torch.where(ending & ctx.free, predictions.top, tokens)
         tokens = torch.where(stopped, state.tokens, tokens)
         accepted = accepted | (ending | stopped) & ctx.free
-        memory = Memory(accepted, seen.top, unchanged, stopped | ending)
-        told = float(t.mean()) if isinstance(t, Tensor) else t
-        return state.next(tokens, features, memory), StepInfo(
-            r, told, state.tokens, seen.outcome(ctx, tokens), {"accepted": accepted}
-        )
+        memory = EntropyBoundMemory(accepted, predictions.top, unchanged, stopped | ending)
+        mean_time = float(t.mean()) if isinstance(t, Tensor) else t
+        info = StepInfo(r, mean_time, state.tokens, predictions.outcome(ctx, tokens), {"accepted": accepted})
+        return state.next(tokens, features, memory), info
 
     def finished(self, state: State) -> Tensor:
         return state.memory[3][:, 0]
 
-    def time(self, ctx: Context, state: State) -> float | Tensor:
-        """What the denoiser is told: (B,) times where each sample has its own share."""
-        return time_of(ctx, state.memory[0]) if self.clock == "share" else process.uniform_grid(self.nfe)[state.call]
-
     def temperature(self, call: int) -> float:
+        """The softmax temperature of a call."""
         return self.last_temperature + (self.first_temperature - self.last_temperature) * (self.nfe - call) / self.nfe
 
 
-def within(entropy: Tensor, among: Tensor, bound: float) -> Tensor:
-    """(B, L) bool: in ascending entropy, ties by position, those before which the entropies sum to the bound at most;
-    so the surest always is."""
+def within_bound(entropy: Tensor, among: Tensor, bound: float) -> Tensor:
+    """(B, L) bool: positions of `among` in ascending entropy (ties: lower first) while the sum before is at most bound.
+
+    So the position with the smallest entropy is always included."""
     ranked, order = torch.where(among, entropy, torch.inf).sort(dim=-1, stable=True)
     before = torch.nn.functional.pad(ranked.cumsum(-1)[:, :-1], (1, 0))
     return among & torch.zeros_like(among).scatter(-1, order, before <= bound)

@@ -1,4 +1,4 @@
-"""Mend: committed reveal sampling whose labels can change their mind, a few at a time and never two neighbours."""
+"""Mend: committed reveal sampling that can revise committed tokens, a few per call and none near another."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limpet.samplers.committed_values import Choice
+from limpet.diffusion.backends import positions
 from limpet.samplers.base import Context, State
-from limpet.samplers.crs import CRS, CRSFinalStep
+from limpet.samplers.committed_values import Choice
+from limpet.samplers.crs import CRS, FINAL_STEP_HELP, CRSFinalStep
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 
 
 @dataclass(frozen=True)
 class Mend(CRS):
-    """CRS, and each call gives a new value to the visible labels that its distribution contradicts most.
+    """CRS in which each call also revises the committed tokens that its predictions contradict most.
 
-    To change all labels at once would let neighbours give way to each other; one after the other, each change sees
-    those before it. So few change in one call, and these far apart: nearly what one after the other would do."""
+    If all tokens were revised at once, neighbours would change because of each other's old values. If one token is
+    revised after another, each revision accounts for those before it. Few revisions per call, far apart, are close to
+    that."""
 
-    final_step: CRSFinalStep = param("keep", "The last call: the argmax of the distribution; one more draw (the released code's way); "
-                             "or labels copied and one more draw elsewhere.", since="warmup")  # fmt: skip
-    late_top_p: float | None = param(
-        0.8, "Mass of the nucleus that steps after warmup draw from; None for top_p.", above=0, high=1, since="warmup"
-    )
-    budget: float = param(1.0, "Total deficit that may be committed along the path, as a fraction of the generated "
-                         "length.", low=0, since="warmup")  # fmt: skip
+    final_step: CRSFinalStep = param("keep", FINAL_STEP_HELP, since="warmup")
+    late_top_p: float | None = param(0.8, "top_p after warmup. None: top_p.", above=0, high=1, since="warmup")
+    budget: float = param(1.0, "Most deficit committed, per position of generated length.", low=0, since="warmup")
     spacing: int = param(2, "Positions committed in one call are more than this far apart.", low=0, since="warmup")
-    revise: int | None = param(None, "Most labels mended in one call; None for a thirty-second of the generated length, "
-                            "rounded up.", low=0, since="warmup")  # fmt: skip
-    revise_spacing: int = param(4, "Labels mended in one call are more than this far apart.", low=0, since="warmup")
-    revise_every: int | None = param(None, "A label is looked at again every so many calls: more is cheaper. None for a "
-                             "thirty-second of nfe, rounded up.", low=1, since="warmup")  # fmt: skip
+    revise: int | None = param(None, "Most tokens revised in one call. None: the length / 32.", low=0, since="warmup")
+    revise_spacing: int = param(4, "Tokens revised in one call are more than this far apart.", low=0, since="warmup")
+    revise_every: int | None = param(
+        None, "Calls from one inspection of a committed token to the next. None: nfe / 32.", low=1, since="warmup"
+    )
 
     @property
-    def mends(self) -> bool:
-        return self.revise != 0 or super().mends
+    def can_revise(self) -> bool:
+        return self.revise != 0 or super().can_revise
 
-    def doubted(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
+    def revisable(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
+        refreshed = super().revisable(ctx, state, visible)
         if self.revise == 0:
-            return super().doubted(ctx, state, visible)
-        due, other = self.due(visible, state.call), super().doubted(ctx, state, visible)
-        return due if other is None else due | other
+            return refreshed
+        due = self.due(visible, state.call)
+        return due if refreshed is None else due | refreshed
 
     def due(self, visible: Tensor, call: int) -> Tensor:
-        """(B, L) bool: the visible labels whose turn it is."""
-        position, turns = torch.arange(visible.shape[1], device=visible.device), self.revise_every or -(-self.nfe // 32)
-        return visible & ((position + call) % turns == 0)
+        """(B, L) bool: the visible committed tokens that a call inspects."""
+        every = self.revise_every or -(-self.nfe // 32)
+        return visible & ((positions(visible) + call) % every == 0)
 
-    def relabel(self, choice: Choice) -> Tensor:
-        """New labels first, then the mended: the distribution at another token exceeds that at the label, the most first.
+    def update_values(self, choice: Choice) -> Tensor:
+        """Commits new tokens, then revises those whose best alternative is more likely, the largest ratio first.
 
-        The final step mends too, and does nothing else to labels."""
-        stored = choice.labels if choice.call == self.nfe - 1 else super().relabel(choice)
+        The final step revises too, and commits nothing."""
+        values = choice.values if choice.call == self.nfe - 1 else super().update_values(choice)
         gain = choice.outcome.gain
         if gain is None:
-            return stored
-        wrong = self.due(choice.visible, choice.call) & (gain > 0)
-        mended = choice.ctx.backend.select(-gain, wrong, self.most(choice.ctx), math.inf, self.revise_spacing)
-        return torch.where(mended, choice.outcome.top, stored)
+            return values
+        contradicted = self.due(choice.visible, choice.call) & (gain > 0)
+        count = self.revise_count(choice.ctx)
+        revised = choice.ctx.backend.select(-gain, contradicted, count, math.inf, self.revise_spacing)
+        return torch.where(revised, choice.outcome.top, values)
+
+    def revise_count(self, ctx: Context) -> Tensor:
+        """(B,) the most tokens that one call revises."""
+        return (ctx.generated + 31) // 32 if self.revise is None else torch.full_like(ctx.generated, self.revise)
 
     def native_opening(self) -> Native | None:
         return self.native() if type(self) is Mend else None
-
-    def most(self, ctx: Context) -> Tensor:
-        """(B,) how many labels may be mended in one call."""
-        return (ctx.generated + 31) // 32 if self.revise is None else torch.full_like(ctx.generated, self.revise)

@@ -9,31 +9,40 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from limpet.errors import LimpetError, unknown
-from limpet.registry import said
+from limpet.errors import LimpetError, unknown_name
+from limpet.registry import describe_error
 
 MOST = 2**31  # a whole number must fit a tensor, unless its range says more
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def param(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
-    since: str = "start", counts: str = "path",
-) -> Any:  # fmt: skip
-    """A field of a sampler: its default, what it means, its range, from which call on it can make a difference
-    ("start", "warmup" or "final step": see `Sampler.shared`), and what a whole number counts: positions and calls of a
-    "path", tokens of the "vocabulary", or "other" things (see `Sampler.fitted`)."""
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    since: str = "start",
+    counts: str = "path",
+) -> Any:
+    """A parameter of a sampler: a dataclass field with a help text and a range.
+
+    default: its default. help: one or two short sentences. low, high: the smallest and largest value. above: a limit
+    that the value must exceed. since: from which call on it takes effect, "start", "warmup" or "final step" (see
+    `Native.shared_calls`). counts: what a whole number counts, positions and calls of a "path", tokens of the
+    "vocabulary", or "other" (see `Sampler.clamped`)."""
     about = {"help": help, "low": low, "high": high, "above": above, "since": since, "counts": counts}
     return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
 class Param:
-    """One field, as command line, playground and description of the API show it."""
+    """One parameter, as the command line, the playground and the API describe it."""
 
     name: str
     kind: type  # int, float, str or bool
-    choices: tuple[str, ...]  # of a text; () for any
+    choices: tuple[str, ...]  # the texts that it takes; () for any
     optional: bool  # whether it takes None
     default: Any
     help: str = ""
@@ -45,13 +54,14 @@ class Param:
 
     @property
     def takes(self) -> str:
-        """What it takes, in words."""
+        """What it takes, as a phrase: "a number from 0 to 1"."""
         what = "one of " + ", ".join(self.choices) if self.choices else KINDS[self.kind]
         edges = (("above", self.above), ("from", self.low), ("to", self.high))
-        given = [f"{word} {edge:g}" for word, edge in edges if edge is not None]
-        return " ".join([*(["None or"] if self.optional else []), what, *given])
+        limits = [f"{word} {edge:g}" for word, edge in edges if edge is not None]
+        return " ".join([*(["None or"] if self.optional else []), what, *limits])
 
     def accepts(self, value: object) -> bool:
+        """Whether a value has the right type and is within the range."""
         if value is None:
             return self.optional
         if self.choices:
@@ -66,7 +76,7 @@ class Param:
         return math.isfinite(value) and low <= value <= high and (self.above is None or value > self.above)
 
     def read(self, text: str) -> Any:
-        """A value written as text: what a command line has."""
+        """The value of a text from a command line. A text that cannot be converted is returned as it is."""
         plain = text.strip()
         if self.optional and plain.lower() == "none":
             return None
@@ -75,7 +85,7 @@ class Param:
                 return {"true": True, "false": False}[plain.lower()]
             return self.kind(plain)
         except (ValueError, KeyError):
-            return plain  # the sampler says what is wrong with it
+            return plain  # the sampler raises the error
 
 
 @cache
@@ -87,8 +97,10 @@ def params(sampler: type) -> Mapping[str, Param]:
 def _params(sampler: type) -> Iterator[Param]:
     try:
         hints = get_type_hints(sampler)
-    except Exception as error:  # a type is written as any expression
-        raise LimpetError(f"the types of {sampler.__name__}'s fields cannot be read ({said(error)})") from error
+    except Exception as error:  # evaluating an annotation can raise anything
+        raise LimpetError(
+            f"the types of {sampler.__name__}'s fields cannot be read ({describe_error(error)})"
+        ) from error
     for one in fields(sampler):
         hint = hints[one.name]
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -105,7 +117,7 @@ def _params(sampler: type) -> Iterator[Param]:
 
 
 def check_names(sampler: type, names: Mapping[str, Any], of: str) -> None:
-    """Raise for a name that is no parameter, with the one that was meant."""
+    """Raise for a name that is not a parameter, and suggest the closest one. of: the sampler's name."""
     for name in names:
         if name not in params(sampler):
-            raise unknown(f"{of} has no parameter", name, params(sampler))
+            raise unknown_name(f"{of} has no parameter", name, params(sampler))

@@ -1,8 +1,8 @@
-"""Psi samplers: native steps, and with some probability the token at a position is drawn anew from its posterior.
+"""Psi samplers: native steps that with some probability forget the current token and draw it again from its posterior.
 
-Diffusion Duality, chapter II (arXiv 2602.21185); for a masked state, ReMDM (arXiv 2503.00307). Each position's marginal
-stays what it was, the joint distribution does not quite. The authors' scripts take 256 steps, with rescale, eta .05 and top-p
-.9; cap, .01 and .9; loop, .01 and .95."""
+Diffusion Duality, chapter II (arXiv 2602.21185); for a masked state, ReMDM (arXiv 2503.00307). Each position keeps its
+marginal, but the joint distribution is not exact. The authors' scripts use 256 steps: rescale with eta .05 and top-p
+.9; cap with .01 and .9; loop with .01 and .95."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from limpet.samplers.params import param
 
 Rule = Literal["cap", "rescale", "rescale-remdm", "loop", "constant"]
 
-LOOP = 0.9  # the signal that the loop stays at
-DOWN, LAST = 0.45, 0.05  # of the steps: those before the loop, and those after it
+LOOP_SIGNAL = 0.9  # the signal during the loop
+BEFORE_LOOP, AFTER_LOOP = 0.45, 0.05  # fractions of the steps
 
-# The papers' sigma, of eta, the largest that it could be, and the signals before and after the step.
+# The papers' sigma, as a function of eta, the largest possible sigma, and the signals before and after the step.
 RULES: dict[Rule, Callable[[float, float, float, float], float]] = {
     "cap": lambda eta, most, a, b: min(eta, most),
     "rescale": lambda eta, most, a, b: eta * min(eta, most),
@@ -35,15 +35,18 @@ RULES: dict[Rule, Callable[[float, float, float, float], float]] = {
 
 @dataclass(frozen=True)
 class Psi(Native):
-    """A step is the native one with probability kappa = 1 - sigma / (1 - signal after it), and else forgets the token
-    that it starts from, all but what it says of the clean one."""
+    """Native steps that sometimes forget the current token and draw it again from its posterior, with new noise.
 
-    rule: Rule = param("rescale", "How sigma follows from eta: at most eta; rescaled as in the authors' code, or as in "
-                      "ReMDM; eta in a loop at signal .9, which has its own times; or so that kappa is 1 - eta "
-                      "throughout.")  # fmt: skip
-    eta: float = param(0.05, "How much is drawn anew; with 0 the steps are native.", low=0, high=1)
-    start: float = param(0.0, "Steps from a signal below this are native.", low=0, high=1)
-    stop: float = param(1.0, "Steps from this signal on are native.", low=0, high=1)
+    A step is native with probability kappa = 1 - sigma / (1 - signal after it)."""
+
+    rule: Rule = param(
+        "rescale",
+        "How sigma follows from eta: at most eta (cap); rescaled as in the authors' code or as in ReMDM; eta in a loop "
+        "at signal .9, which has its own times; or constant, so that kappa is 1 - eta.",
+    )
+    eta: float = param(0.05, "How often tokens are drawn again. At 0 the steps are native.", low=0, high=1)
+    start: float = param(0.0, "Steps that start below this signal are native.", low=0, high=1)
+    stop: float = param(1.0, "Steps that start at or above this signal are native.", low=0, high=1)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -51,7 +54,7 @@ class Psi(Native):
 
     def coins(self, signal_t: float, signal_s: float, call: int) -> Coins:
         if signal_s == 1 or not self.start <= signal_t < self.stop:
-            return ancestral(signal_t, signal_s)  # clean text is drawn from the posterior either way
+            return ancestral(signal_t, signal_s)  # both kinds of step draw clean text from the posterior
         most = min(1.0, (1 - signal_s) / signal_t) if signal_t > 0 else 1.0
         sigma = RULES[self.rule](self.eta, most, signal_t, signal_s)
         return psi(signal_t, signal_s, max(0.0, 1 - sigma / (1 - signal_s)))
@@ -59,13 +62,14 @@ class Psi(Native):
 
 @cache
 def loop_grid(nfe: int) -> tuple[float, ...]:
-    """45% of the steps down to signal .9 on the log-linear schedule, 50% there, 5% down to EPS; at least one for the
-    way down, then for the end, then for the loop."""
-    steps, there = nfe - 1, (1 - LOOP) / (1 - FLOOR)
-    last = max(1, round(LAST * steps))
-    first = min(steps - last, max(1, round(DOWN * steps)))
+    """The times of the rule `loop`, on the log-linear schedule: 45% of the steps to signal .9, 50% there, 5% to EPS.
+
+    With few steps, the last part has at least one, then the first part, then the loop."""
+    steps, loop_time = nfe - 1, (1 - LOOP_SIGNAL) / (1 - FLOOR)
+    last = max(1, round(AFTER_LOOP * steps))
+    first = min(steps - last, max(1, round(BEFORE_LOOP * steps)))
     if not first:
         return 1.0, EPS
-    down = torch.linspace(1, there, first + 1, dtype=torch.float64)[:-1]
-    end = torch.linspace(there, EPS, last + 1, dtype=torch.float64)
-    return *down.tolist(), *[there] * (steps - first - last), *end.tolist()
+    down = torch.linspace(1, loop_time, first + 1, dtype=torch.float64)[:-1]
+    end = torch.linspace(loop_time, EPS, last + 1, dtype=torch.float64)
+    return *down.tolist(), *[loop_time] * (steps - first - last), *end.tolist()

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,13 +57,6 @@ class NetworkCall(NamedTuple):
     name: str  # of the model, for errors
 
 
-class Plan(Protocol):
-    """A transition that a backend has prepared before the backbone runs."""
-
-    def needed(self) -> Tensor | None:
-        """The flat positions whose features will be read, ascending; None for all."""
-
-
 class Outcome(NamedTuple):
     """The result of a transition. `top`, `deficit` and `gain` describe the distribution before truncation at the
     inspected positions; elsewhere they are 0, infinity and -infinity."""
@@ -78,9 +71,11 @@ Head = Callable[[Tensor], Tensor]  # (..., D) features -> (..., V) logits
 
 
 class Backend(NamedTuple):
-    """One implementation of a step: `plan` before the backbone runs, `advance` after it, and the selector."""
+    """One implementation of a step: `plan` prepares a transition before the backbone runs, `advance` computes it.
 
-    plan: Callable[[Transition, NetworkCall], Any]  # returns a Plan
+    A plan has a method `needed()`: the flat positions whose features will be read, ascending, or None for all."""
+
+    plan: Callable[[Transition, NetworkCall], Any]
     advance: Callable[[Head, Tensor, Any], Outcome]  # takes the head, the features (B, L, D) and the plan
     select: Selector
 
