@@ -96,7 +96,7 @@ def timed_samplers(families: Mapping[str, Sequence[str]], nfe: int, few: int) ->
     return [text for own in families.values() for text in (own if nfe <= few else own[:1])]
 
 
-def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | None:
+def per_texts(cost: speed.CallCost | None, batch: int, times: float = 1) -> float | None:
     return None if cost is None else cost.seconds * times * TEXTS / batch
 
 

@@ -47,7 +47,9 @@ def test_the_page_on_scale_has_the_measured_numbers():
     text = " ".join(page.split())
     assert f"{1e6 * 1024 / crs['tokens_per_second'] / 1000:.0f} seconds of a thousand GPUs" in text
     assert f"64 samples at 64 calls takes {crs['seconds']:.1f} s" in text
-    paper = [studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.NOT_IN_PAPER]
+    paper = [
+        studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.NOT_IN_PAPER
+    ]
     assert f"are {sum(len(one.cells) * len(one.seeds) for one in paper)} units" in text
 
 

@@ -57,9 +57,9 @@ def test_cells_of_other_studies_are_shared() -> None:
         assert own[f"{role}/64/native top_p=.9"].n == 256
         assert f"{role}/128/native top_p=.9" in own
         for nfe in pareto.calls(GPU):
-            arms = [arm for arms in pareto.families(GPU, nfe).values() for arm in arms]
-            assert len(arms) == len(set(arms))
-            assert {f"{role}/{nfe}/{arm}" for arm in arms} <= own.keys()
+            texts = [text for family in pareto.families(GPU, nfe).values() for text in family]
+            assert len(texts) == len(set(texts))
+            assert {f"{role}/{nfe}/{text}" for text in texts} <= own.keys()
 
 
 def test_units_of_the_study_of_samplers_are_shared() -> None:
@@ -68,7 +68,7 @@ def test_units_of_the_study_of_samplers_are_shared() -> None:
         for name in ("pareto", "samplers")
     )
     shared = own.keys() & others.keys()
-    assert {name for name, _ in shared} >= {f"base/8/{arm}" for arm in pareto.RELEASED.values()}
+    assert {name for name, _ in shared} >= {f"base/8/{text}" for text in pareto.RELEASED.values()}
     assert all(own[one] == others[one] for one in shared)
     assert study("pareto", GPU).reference_text == study("samplers", GPU).reference_text  # the key depends on it
 
@@ -188,7 +188,7 @@ def test_the_samplers_that_are_timed(times: Path) -> None:
 
 
 def test_the_time_of_fewer_released_calls_is_scaled() -> None:
-    cost = speed.Cost(3.0, 1.0, (1.0,), None, 1.0, 1.0)
+    cost = speed.CallCost(3.0, 1.0, (1.0,), None, 1.0, 1.0)
     assert BENCH["per_texts"](cost, 4, 64 / 8) == 3 * 8 * 250
     assert BENCH["per_texts"](None, 4) is None
 
@@ -197,9 +197,9 @@ def test_the_released_functions_take_the_largest_batch_that_fits(monkeypatch: py
     """Uncompiled and compiled; an error if none fits."""
 
     def fitting(most: int) -> dict[str, Any]:
-        def measure(contenders: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.Cost | None]:
+        def measure(contenders: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.CallCost | None]:
             return dict.fromkeys(
-                contenders, speed.Cost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None
+                contenders, speed.CallCost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None
             )
 
         monkeypatch.setattr(speed, "measure", measure)
@@ -255,7 +255,7 @@ def test_text_and_figure_have_the_measured_numbers() -> None:
         for role in SMOKE.captions
         for place, at in enumerate(("2/mend", "2/mend budget=.25"))
     }
-    points |= {f"{role}/8/{arm}": (2.25, 1.5) for role in SMOKE.captions for arm in pareto.RELEASED.values()}
+    points |= {f"{role}/8/{text}": (2.25, 1.5) for role in SMOKE.captions for text in pareto.RELEASED.values()}
     about = {
         "about": {"device": "d", "model": "exact:words", "every sampler up to": 2, "study": "pareto"},
         "batch": 4,
@@ -266,8 +266,8 @@ def test_text_and_figure_have_the_measured_numbers() -> None:
     found = fastest(about, results)
     drawn = BENCH["figure"]([about], results, SMOKE)
     text, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
-    arms = "50% `mend`, 50% `mend budget=.25`"
-    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {arms} | -0.400 ± 0.000 | 0.5 | 120 |" in text
+    mixture = "50% `mend`, 50% `mend budget=.25`"
+    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {mixture} | -0.400 ± 0.000 | 0.5 | 120 |" in text
     assert "exact:words, d (batch 4, the released functions 2)" in text
     assert "top-p .9 and 8 calls" in text
     leads = " ".join(front.split())
