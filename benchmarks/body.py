@@ -474,8 +474,8 @@ def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
     return (
         f"A distribution in float8 differs from bfloat16's by a total variation, on average, of at most "
         f"{distributions['mini']:.3f} on `mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on "
-        f"their own texts under noise, and of {distributions['released shape']:.2f} with random weights of the released "
-        f"size, which amplify every error. "
+        f"their own texts under noise, and of {distributions['released shape']:.2f} with random weights of the "
+        f"released size, which amplify every error. "
         f"{by_product(apart)} Of 4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's "
         f"within {within}; paired, on the same randomness, they move by up to {nll} and {entropy} nats."
     )

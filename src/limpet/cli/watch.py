@@ -10,16 +10,7 @@ from typing import Any
 import tyro
 from rich.live import Live
 
-from limpet.cli.common import (
-    DEFAULT_LOADING,
-    DEFAULT_MODEL,
-    Length,
-    Loading,
-    Model,
-    SamplerTexts,
-    named_samplers,
-    out,
-)
+from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, Length, Loading, Model, SamplerTexts, named_samplers, out
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal

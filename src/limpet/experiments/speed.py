@@ -19,11 +19,7 @@ from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.duo import Duo
 from limpet.samplers import CRS, Native, Sampler
 
-SAMPLERS: dict[str, Sampler] = {
-    "native": Native(),
-    "top-p .9": Native(top_p=0.9),
-    "CRS": CRS(),
-}
+SAMPLERS: dict[str, Sampler] = {"native": Native(), "top-p .9": Native(top_p=0.9), "CRS": CRS()}
 WARMUP_CALLS = 4  # before the clock starts, so that everything has compiled
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (B, L) tokens, (B,) sigma -> (B, L, V) logits
