@@ -26,7 +26,9 @@ AT_MORE_CALLS = ("default", "calls")  # these also run at half the fewest and tw
 class MendVariant(Mend):
     """Mend with parameters that were tried and left out, since they improved nothing."""
 
-    min_gain: float = param(0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0)
+    min_gain: float = param(
+        0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0
+    )
     rest: int = param(0, "Calls for which a token is not inspected after it was committed or revised.", low=0)
     revise_from: float = param(0.0, "Tokens are revised from this share of the calls on.", low=0, high=1)
     revise_until: float = param(1.0, "Tokens are revised up to this share of the calls.", low=0, high=1)
@@ -37,16 +39,16 @@ class MendVariant(Mend):
         memory = type(state.memory)(values, torch.where(info.masks["revised"], info.call, committed_at))
         return state._replace(memory=memory), info
 
-    def doubted(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
+    def revisable(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
         if not self.revise_from <= state.call / self.nfe <= self.revise_until:
-            return CRS.doubted(self, ctx, state, visible)
-        return super().doubted(ctx, state, visible & (state.call - state.memory[1] > self.rest))
+            return CRS.revisable(self, ctx, state, visible)
+        return super().revisable(ctx, state, visible & (state.call - state.memory[1] > self.rest))
 
-    def relabel(self, choice: Choice) -> Tensor:
+    def update_values(self, choice: Choice) -> Tensor:
         outcome = choice.outcome
         if outcome.gain is not None:
             outcome = outcome._replace(gain=torch.where(outcome.gain > self.min_gain, outcome.gain, 0))
-        return super().relabel(choice._replace(outcome=outcome))
+        return super().update_values(choice._replace(outcome=outcome))
 
 
 def parse_form(text: str) -> Sampler:
