@@ -37,16 +37,16 @@ class MendVariant(Mend):
         memory = type(state.memory)(values, torch.where(info.masks["revised"], info.call, committed_at))
         return state._replace(memory=memory), info
 
-    def doubted(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
+    def revisable(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
         if not self.revise_from <= state.call / self.nfe <= self.revise_until:
-            return CRS.doubted(self, ctx, state, visible)
-        return super().doubted(ctx, state, visible & (state.call - state.memory[1] > self.rest))
+            return CRS.revisable(self, ctx, state, visible)
+        return super().revisable(ctx, state, visible & (state.call - state.memory[1] > self.rest))
 
-    def relabel(self, choice: Choice) -> Tensor:
+    def update_values(self, choice: Choice) -> Tensor:
         outcome = choice.outcome
         if outcome.gain is not None:
             outcome = outcome._replace(gain=torch.where(outcome.gain > self.min_gain, outcome.gain, 0))
-        return super().relabel(choice._replace(outcome=outcome))
+        return super().update_values(choice._replace(outcome=outcome))
 
 
 def parse_form(text: str) -> Sampler:
