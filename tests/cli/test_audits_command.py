@@ -94,7 +94,19 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_smoke_run_takes_seconds_and_no_network(name, tmp_path):
     """The whole process takes at most ten seconds of one core's time, which does not depend on other work."""
-    call = [sys.executable, "-c", OFFLINE, "paper", "audit", name, "--preset", "smoke", "--json", "--store", str(tmp_path)]
+    call = [
+        sys.executable,
+        "-c",
+        OFFLINE,
+        "paper",
+        "audit",
+        name,
+        "--preset",
+        "smoke",
+        "--json",
+        "--store",
+        str(tmp_path),
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

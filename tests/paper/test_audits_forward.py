@@ -149,7 +149,9 @@ def test_an_oracles_deficit_and_error_are_its_bayes_risk():
         assert result.find("committed error", t=t)[0].events == 40 * 100 * 2
         assert result.find("committed error", t=t)[0].estimate.mean < bayes
     rise = result.find("committed error, rise", t=0.8)[0].estimate
-    gap = result.find("committed error", t=0.8)[0].estimate.mean - result.find("committed error", t=0.5)[0].estimate.mean
+    gap = (
+        result.find("committed error", t=0.8)[0].estimate.mean - result.find("committed error", t=0.5)[0].estimate.mean
+    )
     assert rise.mean == pytest.approx(gap)
 
 

@@ -85,7 +85,9 @@ def test_all_samplers_commit_where_the_first_does(forward):
 def test_shares_by_loops(forward, name):
     clean, _, samplers = forward
     records = samplers[name]
-    found = {(quantity, *at.values()): (hits, of) for quantity, at, hits, of in compare_with_truth(records, clean, (0.3,))}
+    found = {
+        (quantity, *at.values()): (hits, of) for quantity, at, hits, of in compare_with_truth(records, clean, (0.3,))
+    }
     counts = dict.fromkeys(found, (0, 0))
 
     def count(quantity, hit, *at):

@@ -11,7 +11,19 @@ import pytest
 from limpet.evaluation import sample_sets, scores
 from limpet.evaluation.metrics import mauve
 from limpet.evaluation.statistics import FOLD, Estimate, interpolate
-from limpet.experiments import Cell, ModelCache, ReportContent, Results, Store, Study, collect, local, report, resolve, run
+from limpet.experiments import (
+    Cell,
+    ModelCache,
+    ReportContent,
+    Results,
+    Store,
+    Study,
+    collect,
+    local,
+    report,
+    resolve,
+    run,
+)
 from limpet.experiments.units import MAUVE_RULE, read_reference_text
 from limpet.paper.studies import preset, samplers, study
 from limpet.paper.studies.trajectories import heldout
@@ -87,7 +99,18 @@ def placed(**measures):
 
 def test_a_sampler_is_compared_with_the_curve_that_is_best_at_its_entropy():
     """One: y = x - 1 over 1 to 3; two: y = 1 over 2 to 4. They cross at x = 2; by hand."""
-    entropy = {"a": 3, "b": 2, "c": 1, "d": 4, "e": 3, "f": 2, "low": 1.5, "mid": 2.5, "high": 3.5, "both": [1.25, 2.75]}
+    entropy = {
+        "a": 3,
+        "b": 2,
+        "c": 1,
+        "d": 4,
+        "e": 3,
+        "f": 2,
+        "low": 1.5,
+        "mid": 2.5,
+        "high": 3.5,
+        "both": [1.25, 2.75],
+    }
     nll = {"a": 2, "b": 1, "c": 0, "d": 1, "e": 1, "f": 1, "low": 0.25, "mid": 1.25, "high": 0.5, "both": [1, 2]}
     results = placed(entropy=entropy, nll=nll)
     found = {name: samplers.delta(results, "here", name, CURVES) for name in ("low", "mid", "high", "both")}
@@ -160,7 +183,9 @@ def test_mauve_follows_its_rule_and_is_taken_without_prompts_only(tmp_path):
     free = Cell("free", "mini", Native(nfe=2, final_step="argmax"), 4, 24)
     prompted = replace(free, name="prompted", prompts=replace(GPU.prompts, tokens=8, each=1))
     reference = samplers.STUDY["reference_text"]
-    one = Study("mauve", "MAUVE", (free, prompted), (1,), lambda _: ReportContent(), GPU.judges, reference_text=reference)
+    one = Study(
+        "mauve", "MAUVE", (free, prompted), (1,), lambda _: ReportContent(), GPU.judges, reference_text=reference
+    )
     models, store = ModelCache("cpu"), Store(tmp_path)
     assert run(one, store, local(models=models), models).failed == {}
     found = {unit.cell.name: (unit.facts, store.read(unit.key)) for unit in resolve(one, models).units}
@@ -170,7 +195,8 @@ def test_mauve_follows_its_rule_and_is_taken_without_prompts_only(tmp_path):
     chosen = [pieces[round(i * (len(pieces) - 1) / 3)] for i in range(4)]  # the first, the last, two between
     facts, unit = found["free"]
     ours, theirs = (
-        scores.features(judge, sample_sets.SampleSet.from_tokens(model, rows)) for rows in (unit.tensors["tokens"], chosen)
+        scores.features(judge, sample_sets.SampleSet.from_tokens(model, rows))
+        for rows in (unit.tensors["tokens"], chosen)
     )
     assert unit.rows["sets"]["mauve"] == pytest.approx(float(mauve(ours, theirs, seeds=5, starts=1).mean()), abs=1e-9)
     assert facts["mauve"] == collect(one, store).provenance["conventions"]["mauve"] == MAUVE_RULE

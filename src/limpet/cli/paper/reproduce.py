@@ -201,9 +201,7 @@ def publish(found: Sequence[Results], failed: Mapping[str, str], preset: str, fo
         "preset": preset,
         "tally": report.count_verdicts(entries),
         "failed": dict(failed),
-        "studies": [
-            report.to_dict(results, results.study.build_report(report.rounded(results))) for results in found
-        ],
+        "studies": [report.to_dict(results, results.study.build_report(report.rounded(results))) for results in found],
     }
     write_file(folder / FILE, json_module.dumps(document, ensure_ascii=False, allow_nan=False).encode())
     show(json, document, (_claims_table(entries), document["tally"]))

@@ -16,6 +16,7 @@ from limpet.paper.studies.published import PaperResults
 from limpet.paper.studies.samplers import CURVES, FILE, delta
 from limpet.samplers import CRS, Context, Mend, Sampler, State, StepInfo, param, parse
 from limpet.samplers.committed_values import Choice
+from limpet.samplers.crs import Memory
 
 FORMS: dict[str, list[str]] = FILE["forms"]
 STUDY = {"digits": 6}
@@ -26,7 +27,9 @@ AT_MORE_CALLS = ("default", "calls")  # these also run at half the fewest and tw
 class MendVariant(Mend):
     """Mend with parameters that were tried and left out, since they improved nothing."""
 
-    min_gain: float = param(0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0)
+    min_gain: float = param(
+        0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0
+    )
     rest: int = param(0, "Calls for which a token is not inspected after it was committed or revised.", low=0)
     revise_from: float = param(0.0, "Tokens are revised from this share of the calls on.", low=0, high=1)
     revise_until: float = param(1.0, "Tokens are revised up to this share of the calls.", low=0, high=1)
@@ -34,8 +37,7 @@ class MendVariant(Mend):
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         state, info = super().step(ctx, state)
         values, committed_at = state.memory  # a revised token counts as committed anew
-        memory = type(state.memory)(values, torch.where(info.masks["revised"], info.call, committed_at))
-        return state._replace(memory=memory), info
+        return state._replace(memory=Memory(values, torch.where(info.masks["revised"], info.call, committed_at))), info
 
     def revisable(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
         if not self.revise_from <= state.call / self.nfe <= self.revise_until:

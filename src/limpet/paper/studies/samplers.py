@@ -171,7 +171,9 @@ def scatters(results: PaperResults, preset: Preset) -> Iterator[ScatterPlot]:
         where: [point(at, family, text) for family, texts in families_at(at).items() for text in texts]
         for at, where in {**places(preset), **prompted_places(preset)}.items()
     }
-    yield ScatterPlot("samplers", results.study_texts["shows"], X, f"{Y} ({results.judges[0]})", by_place, tuple(CURVES))
+    yield ScatterPlot(
+        "samplers", results.study_texts["shows"], X, f"{Y} ({results.judges[0]})", by_place, tuple(CURVES)
+    )
 
 
 def claims(results: PaperResults, preset: Preset) -> Claims:

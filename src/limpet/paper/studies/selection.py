@@ -133,7 +133,10 @@ def claims(results: Results, preset: AuditPreset[SelectionSettings]) -> Claims:
             found["accurate"].append(within(f"{apart} {where}", accuracy, 0.5, paper[apart]))
             error, sure = (estimate_of(results, quantity, model, t=t) for quantity in ("self error", "confidence"))
             # The paper's confidence is nearly 100, so its error is also its excess of confidence over accuracy.
-            excess, name = Estimate(error.values - (100 - sure.values)), f"error minus (100 - confidence), {model}, t={t:g}"
+            excess, name = (
+                Estimate(error.values - (100 - sure.values)),
+                f"error minus (100 - confidence), {model}, t={t:g}",
+            )
             found["overconfident"].append(above(name, excess, 0, paper["self error"]))
     return found
 
