@@ -204,7 +204,7 @@ def test_a_plan_names_the_needed_rows_and_fills_in_the_others() -> None:
 @pytest.mark.parametrize("spacing", [0, 1, 4])
 def test_it_selects_what_the_selector_selects(spacing: int) -> None:
     """Deficits with many ties, count and budget of every kind, one limit for all samples or one for each. Some budgets
-    are sums of deficits, where the order of additions decides: the kernel adds one by one, as torch does on a CPU."""
+    are sums of deficits, where the order of additions decides: the kernel adds one by one, like torch on a CPU."""
     generator = torch.Generator(DEVICE).manual_seed(10)
     for length, digits in ((1, 1), (33, 1), (50, 3)):
         deficit = torch.rand(4, length, generator=generator, device=DEVICE, dtype=torch.float64).round(decimals=digits)
@@ -234,7 +234,7 @@ def test_a_trajectory_equals_that_of_sparse(sampler: CRS) -> None:
 
 
 def test_the_released_step_draws_from_the_same_distribution() -> None:
-    """100,000 draws a case against the exact reverse distribution; a correct step fails with probability 1e-6 a case."""
+    """100,000 draws a case against the exact reverse distribution; a correct step fails with probability 1e-6."""
     torch.manual_seed(0)
     probs = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0], dtype=torch.float64)
     tokens = torch.ones(100, 1000, dtype=torch.long)

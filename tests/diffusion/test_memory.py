@@ -1,22 +1,22 @@
-"""What a call holds at once, counted tensor by tensor: no sampler takes more than all of them may."""
+"""The memory of a call, counted tensor by tensor: one limit holds for every sampler."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from test_conformance import TABLE
+from test_every_sampler import TABLE
 from torch import Tensor
 
 from held import Held
-from limpet.diffusion import backends as steps
+from limpet.diffusion import backends
 from limpet.diffusion.rng import CounterRNG
-from limpet.models import Denoiser
+from limpet.generation import Inputs, rollout
+from limpet.models import Denoiser, ModelInput
 from limpet.samplers import Sampler, parse
-from limpet.samplers.context import open_context, stepped
 
 
-class Random(Denoiser):
-    """Random distributions from features so narrow that logits alone take memory."""
+class RandomDenoiser(Denoiser):
+    """Random distributions from so few features that only logits take memory."""
 
     name, digest, vocab_size, length = "random", "random", 1024, 64
 
@@ -24,40 +24,37 @@ class Random(Denoiser):
         generator = torch.Generator().manual_seed(1)
         self.embedding, self.weight = (torch.randn(self.vocab_size, 4, generator=generator) for _ in range(2))
 
-    def body(self, tokens: Tensor, t: float | Tensor) -> Tensor:
-        return self.embedding[tokens]
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        return self.embedding[inputs.tokens]
 
     def head(self, features: Tensor) -> Tensor:
         return features @ self.weight.T
 
 
 def most_held(model: Denoiser, sampler: Sampler, batch: int) -> int:
-    """Bytes, in the call of a path that takes most; three tokens of each sample are given."""
+    """The most bytes that a call takes; three tokens of each sample are fixed."""
     fixed = torch.full((batch, model.length), -1)
     fixed[:, :3] = 5
-    ctx, most = open_context(model, CounterRNG(3, torch.arange(batch)), fixed), 0
-    with torch.inference_mode():
-        state = sampler.begin(ctx)
-        while state.call < sampler.nfe:
-            with Held() as held:
-                state, _ = stepped(sampler, ctx, state)
-            most = max(most, held.most)
+    most, state = 0, None
+    for call in range(1, sampler.nfe + 1):
+        with Held() as held:
+            (step,) = rollout(model, sampler, Inputs(fixed, CounterRNG(3, torch.arange(batch))), state, call)
+        most, state = max(most, held.most), step.state
     return most
 
 
-@pytest.mark.parametrize("piece", [2**15, 2**12], ids=["whole chunks", "eighths"])
-@pytest.mark.parametrize("arm", [*TABLE, "native top_p=.8", "gibbs choose=margin", "trapezoidal top_p=.8"])
-def test_a_call_holds_four_chunks_of_logits_and_five_pieces_at_most(
-    arm: str, piece: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("piece", [2**15, 2**12], ids=["chunks", "eighths"])
+@pytest.mark.parametrize("text", [*TABLE, "native top_p=.8", "gibbs choose=margin", "trapezoidal top_p=.8"])
+def test_a_call_holds_at_most_four_chunks_of_logits_and_five_pieces(
+    text: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks as the head gives them, pieces in float64, whatever the sampler; all logits of a call are eight chunks.
-    What has one number for each position, or a few, may take an eighth of a chunk."""
-    model, batch = Random(), 4
+    """Chunks in float32, pieces in float64. All logits of a call are eight chunks. Tensors with one or a few numbers
+    per position may take an eighth of a chunk."""
+    model, batch = RandomDenoiser(), 4
     chunk = batch * model.length * model.vocab_size // 8
-    monkeypatch.setitem(steps.CHUNK, "cpu", chunk)
-    monkeypatch.setitem(steps.PIECE, "cpu", piece)
-    _, sampler = parse(arm, nfe=5)
-    assert most_held(model, sampler, batch) <= 4 * (4 * chunk) + 5 * (8 * piece) + 4 * chunk // 8
+    monkeypatch.setitem(backends.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(backends.PIECE, "cpu", piece)
+    assert most_held(model, parse(text, nfe=5)[1], batch) <= 4 * (4 * chunk) + 5 * (8 * piece) + 4 * chunk // 8
 
 
 def test_what_is_held_is_counted() -> None:

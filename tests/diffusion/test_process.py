@@ -1,4 +1,4 @@
-"""The dense distributions against the paper's equations written out, the schedules and grids against their stated values."""
+"""The dense distributions against the paper's equations, the schedules and grids against their stated values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIZES = [2, 3, 50]
 GRIDS = [8, 16, 32, 64]
 
 
-def laws_of(size: int, seed: int = 0) -> Tensor:
-    """(K, V): random distributions from flat to sharp, the uniform distribution, point masses, and top-p distributions under both boundaries."""
+def distributions_of(size: int, seed: int = 0) -> Tensor:
+    """(K, V): random distributions from flat to sharp, the uniform one, point masses, and some after top-p."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.tensor([0.5, 2.0, 8.0], dtype=torch.float64)[:, None]
     random = (scales * torch.randn(3, size, dtype=torch.float64, generator=generator)).softmax(-1)
@@ -47,8 +47,8 @@ def signal_pairs() -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_reverse_law_is_the_bridge_under_the_converted_law(size: int) -> None:
-    distributions = laws_of(size)
+def test_the_reverse_distribution_is_the_bridge_under_the_posterior(size: int) -> None:
+    distributions = distributions_of(size)
     tokens = torch.tensor(sorted({0, 1, size // 2, size - 1}))
     pairs = torch.tensor(signal_pairs(), dtype=torch.float64)
     probs, z, pair = (
@@ -61,15 +61,15 @@ def test_the_reverse_law_is_the_bridge_under_the_converted_law(size: int) -> Non
 
     expected = literal.reverse(probs.T.numpy(), z.numpy(), 1 - signal_t.numpy(), 1 - signal_s.numpy())
 
-    given = process.reverse_probs(probs, z, signal_t, signal_s)
-    assert given.dtype == torch.float64
-    np.testing.assert_allclose(given.numpy(), np.stack(expected, -1), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(given.sum(-1).numpy(), 1, rtol=0, atol=1e-12)
+    found = process.reverse_probs(probs, z, signal_t, signal_s)
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), np.stack(expected, -1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.sum(-1).numpy(), 1, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_posterior_and_bridge_are_the_equations(size: int) -> None:
-    distributions = laws_of(size, seed=1)
+    distributions = distributions_of(size, seed=1)
     for signal_t, signal_s in [(0.001, 0.2), (0.3, 0.31), (0.5, 0.9), (0.99, 0.99999), (0.99999, 1.0)]:
         for z in {0, size - 1}:
             at = torch.full((len(distributions),), z)
@@ -100,7 +100,7 @@ def test_the_channel_composes(size: int, signal_t: float, step: float, seed: int
     np.testing.assert_allclose(from_s.numpy(), literal_from_s, atol=1e-12)
 
 
-def test_the_forward_law_is_equation_1() -> None:
+def test_the_forward_distribution_is_equation_1() -> None:
     probs = process.forward_probs(torch.tensor([[0, 2], [1, 1]]), torch.tensor([0.25, 1.0]), 4)
     assert probs.tolist() == [
         [[0.4375, 0.1875, 0.1875, 0.1875], [0.1875, 0.1875, 0.4375, 0.1875]],
@@ -137,7 +137,7 @@ def test_leave_one_out_logits_keeps_its_input_and_impossible_tokens() -> None:
 def test_restriction_commutes_with_conversion(size: int, signal: float) -> None:
     """C(T_A h) = (C h)(. | A), for nuclei of h and for arbitrary sets."""
     generator = torch.Generator().manual_seed(size)
-    probs = laws_of(size)[:4]
+    probs = distributions_of(size)[:4]
     sets = [truncation.nucleus(probs, p, b) for p in (0.3, 0.8) for b in ("released", "paper")]
     arbitrary = torch.rand(len(probs), size, generator=generator) < 0.5
     arbitrary[:, 0] = True
@@ -202,7 +202,7 @@ def test_the_two_piece_grid_splits_at_one_minus_the_warmup(nfe: int, warmup: flo
     assert (grid.diff() < 0).all()
 
 
-def test_the_uniform_grid_does_not_know_the_warmup() -> None:
+def test_the_uniform_grid_ignores_the_warmup() -> None:
     grid = as_tensor(process.uniform_grid(64))
     nodes = [grid[steps].item() for steps in (1, 11, 21, 32)]
     assert nodes == pytest.approx([0.98413, 0.8254, 0.66667, 0.49207], abs=2e-5)

@@ -1,4 +1,4 @@
-"""Top-p against a full sort, with ties, point masses, and distributions of every width."""
+"""Top-p against a full sort, with ties, point masses and nuclei of every size; the bounds; top-k and min-p."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_exact_tie_with_p(boundary: truncation.Boundary, size: int) -> None:
 def test_the_nucleus_is_the_full_sort_with_many_ties(
     boundary: truncation.Boundary, weights: list[list[int]], eighths: int, single: bool
 ) -> None:
-    """Whole weights: every sum is exact, so every tie in rank or with p is one."""
+    """With whole weights every sum is exact, so ties are exact too."""
     dtype = torch.float32 if single else torch.float64
     table = torch.tensor(weights, dtype=dtype)
     assert truncation.nucleus(table, eighths / 8, boundary).tolist() == by_full_sort(table, eighths / 8, boundary)
@@ -48,8 +48,8 @@ def test_the_nucleus_is_the_full_sort_with_many_ties(
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_nucleus_of_every_small_law(boundary: truncation.Boundary, dtype: torch.dtype) -> None:
-    """All distributions of one to four tokens with weights of 0 to 3, at every tenth and eighth: all ties that there are."""
+def test_the_nucleus_of_every_small_distribution(boundary: truncation.Boundary, dtype: torch.dtype) -> None:
+    """All distributions of one to four tokens with weights from 0 to 3, at every tenth and eighth, with all ties."""
     for size in (1, 2, 3, 4):
         distributions = torch.tensor(
             [probs for probs in itertools.product(range(4), repeat=size) if any(probs)], dtype=dtype
@@ -60,18 +60,20 @@ def test_the_nucleus_of_every_small_law(boundary: truncation.Boundary, dtype: to
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @given(size=st.integers(1, 60), p=st.floats(0.01, 0.999), sharpness=st.floats(0, 12), seed=st.integers(0, 10**6))
-def test_the_cut_law_lies_within_its_bounds_at_every_token(
+def test_probabilities_after_truncation_are_within_their_bounds(
     boundary: truncation.Boundary, size: int, p: float, sharpness: float, seed: int
 ) -> None:
-    """And where no token of the distribution ties with another, or with p, the bounds tell the kept from the cut."""
+    """Without ties among the weights, the bounds also tell which tokens are kept."""
     generator = torch.Generator().manual_seed(seed)
     weights = (sharpness * torch.randn(2, size, generator=generator)).softmax(-1)
     weights = (weights * 64).ceil() if p * 3 % 1 < 0.3 else weights
     every = weights.repeat_interleave(size, 0)  # each distribution once for each of its tokens
     token = torch.arange(size).repeat(2)[:, None]
-    asked = truncation.Support(p, boundary)
-    least, most = truncation.bounds(every, every.gather(-1, token)[:, 0], every.sum(-1, dtype=torch.float64), asked)
-    cut = every.double() * truncation.kept(every, asked)
+    support = truncation.Support(p, boundary)
+    least, most = truncation.truncated_prob_bounds(
+        every, every.gather(-1, token)[:, 0], every.sum(-1, dtype=torch.float64), support
+    )
+    cut = every.double() * truncation.kept(every, support)
     probs = (cut / cut.sum(-1, keepdim=True)).gather(-1, token)[:, 0]
     assert (least <= probs).all()
     assert (probs <= most).all()
@@ -82,7 +84,7 @@ def test_the_cut_law_lies_within_its_bounds_at_every_token(
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @given(size=st.integers(1, 150), p=st.floats(0.01, 0.999), sharpness=st.floats(0, 12), seed=st.integers(0, 10**6))
-def test_the_nucleus_is_the_full_sort_on_random_laws(
+def test_the_nucleus_is_the_full_sort_of_random_distributions(
     boundary: truncation.Boundary, size: int, p: float, sharpness: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -112,20 +114,16 @@ def test_nuclei_of_every_size_in_one_call(boundary: truncation.Boundary, dtype: 
         assert truncation.nucleus(rows, p, boundary).tolist() == by_full_sort(rows, p, boundary)
 
 
-def test_a_point_mass_keeps_its_point() -> None:
-    probs = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
-    for boundary in ("released", "paper"):
+def test_a_point_mass_and_p_of_one() -> None:
+    for boundary in BOUNDARIES:
         for p in (1e-9, 0.5, 0.999):
-            assert truncation.nucleus(probs, p, boundary).tolist() == [[False, False, True, False]]
-
-
-def test_p_of_one_is_the_identity() -> None:
+            assert truncation.nucleus(torch.tensor([[0.0, 0.0, 1.0, 0.0]]), p, boundary).tolist() == [[0, 0, 1, 0]]
     probs = torch.tensor([[[0.7, 0.3, 0.0]]])
     assert torch.equal(truncation.restrict(probs, 1.0), probs.double())
 
 
 @given(size=st.integers(1, 90), p=st.floats(0.01, 0.999), seed=st.integers(0, 10**6))
-def test_a_restricted_law_is_a_law_on_its_heaviest_tokens(size: int, p: float, seed: int) -> None:
+def test_a_restricted_distribution_is_normalised_on_its_likeliest_tokens(size: int, p: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     probs = (3 * torch.randn(2, 3, size, dtype=torch.float64, generator=generator)).softmax(-1)
     for boundary in ("released", "paper"):
@@ -137,3 +135,19 @@ def test_a_restricted_law_is_a_law_on_its_heaviest_tokens(size: int, p: float, s
         assert (torch.where(kept, probs, 2).amin(-1) >= torch.where(kept, 0, probs).amax(-1)).all()
         torch.testing.assert_close(restricted * mass[..., None], probs * kept)
         assert torch.equal(restricted.argmax(-1), probs.argmax(-1))
+
+
+def test_what_supports_keep() -> None:
+    """By hand: ties go to lower ids, a token at the min-p limit is kept, and the smallest of several sets decides."""
+    weights = torch.tensor([[0.125, 0.25, 0.125, 0.25, 0.0625, 0.125, 0.0625, 0.0]], dtype=torch.float64)
+
+    def kept(**support: float) -> list[int]:
+        return truncation.kept(weights, truncation.Support(**support))[0].nonzero()[:, 0].tolist()  # type: ignore[arg-type]
+
+    assert kept(top_k=1) == [1]
+    assert kept(top_k=3) == [0, 1, 3]
+    assert kept(top_k=100) == kept() == list(range(8))
+    assert kept(min_p=0.5) == [0, 1, 2, 3, 5]
+    assert kept(min_p=1.0) == [1, 3]
+    assert kept(min_p=0.5, top_k=4) == kept(top_k=4, top_p=0.9) == [0, 1, 2, 3]
+    assert kept(top_p=0.3, top_k=4) == kept(top_p=0.3)

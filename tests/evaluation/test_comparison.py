@@ -17,9 +17,10 @@ from limpet.cli.main import main
 from limpet.cli.score import run
 from limpet.errors import LimpetError
 from limpet.evaluation import SampleSet
-from limpet.evaluation.comparison import NFE, SAMPLERS, N, named_samplers
+from limpet.evaluation.comparison import NFE, SAMPLERS, N
 from limpet.evaluation.judges import SourceJudge, load_judge
 from limpet.models.exact import Mixture
+from limpet.samplers import named_samplers
 
 SEEDS = (3, 5)
 PAIR = {"native": Native(nfe=4, top_p=0.9), "CRS": CRS(nfe=4)}
@@ -99,7 +100,7 @@ def test_samplers_are_lists_or_mappings_of_instances_or_texts():
         "wide",
     ]
     assert named_samplers(["crs"], None)["crs"] == CRS()
-    assert {one.nfe for one in named_samplers(None, 5).values()} == {5}
+    assert {one.nfe for one in named_samplers(SAMPLERS, 5).values()} == {5}
     with pytest.raises(LimpetError, match="are both 'crs nfe=8': change one, or give it a caption"):
         named_samplers(["crs nfe=8", CRS(nfe=8)])
     with pytest.raises(LimpetError, match="or a text such as"):

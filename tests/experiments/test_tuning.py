@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import CRS, Mend, Native
-from limpet.cli.common import named_samplers
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation import statistics
@@ -39,7 +38,7 @@ from limpet.experiments.tuning import (
     sampler_text,
     top_p_curve,
 )
-from limpet.samplers import Gibbs, find, params, parse
+from limpet.samplers import Gibbs, find, named_samplers, params, parse
 
 SMALL = "mend late_top_p=1,.6 budget=.25,1"
 CONFIG = TuningConfig("exact:words", nfe=4, n=2, n_seeds=2, spaces=(SMALL,))

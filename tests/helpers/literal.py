@@ -88,8 +88,11 @@ def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
     for row, probs in zip(counts, distributions, strict=True):
         expected = probs * row.sum()
         small = expected < 10
-        seen, expected = np.append(row[~small], row[small].sum()), np.append(expected[~small], expected[small].sum())
-        seen, expected = seen[expected > 0], expected[expected > 0]
-        statistic += ((seen - expected) ** 2 / expected).sum()
-        freedom += len(seen) - 1
+        observed, expected = (
+            np.append(row[~small], row[small].sum()),
+            np.append(expected[~small], expected[small].sum()),
+        )
+        observed, expected = observed[expected > 0], expected[expected > 0]
+        statistic += ((observed - expected) ** 2 / expected).sum()
+        freedom += len(observed) - 1
     return float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0

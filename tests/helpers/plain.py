@@ -1,7 +1,7 @@
 """Algorithm 1 for one sample in plain Python: lists and loops, nothing shared with the package but the model.
 
-It knows every parameter of the native sampler and of CRS, as a dict, and uses the same uniforms for the same ends, so its
-tokens are the sampler's tokens."""
+It reads every parameter of the native sampler, CRS and Mend from a dict. It uses the same uniforms for the same
+purposes, so its tokens are the sampler's tokens."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from typing import Any
 import torch
 
 import literal
+from limpet.models import ModelInput
 
 START, COINS, TOKENS, VALUES = 0, 1, 2, 3  # purposes
 EPS = 1e-5
-NO_LABELS = {  # what the native sampler would say of labels
-    "horizon": None, "budget": 0.0, "spacing": 0, "count": 0, "values": "argmax", "value_top_p": 1.0, "write": "input",
-    "mend": 0, "apart": 0, "turns": 1,
-}  # fmt: skip
+NOTHING_COMMITTED = {  # the parameters of CRS and Mend for the native sampler
+    "horizon": None,
+    "budget": 0.0,
+    "spacing": 0,
+    "count": 0,
+    "values": "argmax",
+    "value_top_p": 1.0,
+    "write": "input",
+    "revise": 0,
+    "revise_spacing": 0,
+    "revise_every": 1,
+}
 
 
 def stepping(times: list[float], interleave: bool, r: int, i: int) -> tuple[float, float] | None:
-    """The times that a position steps from and to in a call, None where it is not its turn; after the last time comes
-    clean text, at 0."""
+    """The times that a position steps from and to in a call; None if it does not move. Clean text is at time 0."""
     nodes = [*times, 0.0]
     if not interleave:
         return nodes[r], nodes[r + 1]
@@ -35,14 +43,14 @@ def stepping(times: list[float], interleave: bool, r: int, i: int) -> tuple[floa
 
 
 @dataclass
-class Path:
-    """What a sample did, call by call."""
+class Trajectory:
+    """One sample, call by call."""
 
     tokens: list[int] = field(default_factory=list)  # the output
     states: list[list[int]] = field(default_factory=list)  # before each call
     inputs: list[list[int]] = field(default_factory=list)  # of each call
     distributions: list[list[list[float]]] = field(default_factory=list)  # of each call
-    labels: dict[int, int] = field(default_factory=dict)
+    values: dict[int, int] = field(default_factory=dict)  # the committed tokens
     committed_at: dict[int, int] = field(default_factory=dict)
 
 
@@ -60,7 +68,8 @@ def grid(nfe: int, warmup: float, kind: str) -> list[float]:
 
 def probs_of(model: Any, tokens: list[int], t: float, temperature: float = 1.0) -> list[list[float]]:
     """The leave-one-out distribution at every position, at a temperature."""
-    probs = model.body(torch.tensor([tokens]), t)[0].double().softmax(-1).tolist()
+    features = model.backbone(ModelInput(torch.tensor([tokens]), t))
+    probs = model.head(features)[0].double().softmax(-1).tolist()
     if model.predicts == "posterior":
         noise = 0.999 * t
         for i, z in enumerate(tokens):
@@ -77,7 +86,7 @@ def tempered(probs: list[float], temperature: float) -> list[float]:
 
 
 def inverse(weights: list[float], u: float) -> int:
-    """The first token whose cumulated weight passes u of the total."""
+    """The first token whose cumulative weight exceeds u times the total."""
     cumulated, total = [], 0.0
     for weight in weights:
         total += weight
@@ -102,7 +111,7 @@ def ranked(probs: list[float]) -> list[int]:
 
 
 def value(params: Any, probs: list[float], u: float) -> int:
-    """What a new label holds."""
+    """The token that is committed."""
     best, second = ranked(probs)[:2]
     if params.values == "second":
         return second
@@ -114,8 +123,8 @@ def value(params: Any, probs: list[float], u: float) -> int:
 
 
 def refreshes(values: str, position: int, call: int) -> bool:
-    """Whether a visible label takes the argmax of this call."""
-    due = {"refreshed": True, "refreshed-half": call % 2 == 0, "refreshed-in-turn": (position + call) % 2 == 0}
+    """Whether a visible committed token becomes the argmax of this call."""
+    due = {"refreshed": True, "refreshed-half": call % 2 == 0, "refreshed-interleaved": (position + call) % 2 == 0}
     return due.get(values, False)
 
 
@@ -131,16 +140,17 @@ def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> 
     return chosen
 
 
-def mended(
-    params: Any, labels: dict[int, int], distributions: list[list[float]], visible: list[int], call: int
+def revised(
+    params: Any, values: dict[int, int], distributions: list[list[float]], visible: list[int], call: int
 ) -> list[int]:
-    """The visible labels whose turn it is and that another token beats by most, far enough apart."""
+    """The visible committed tokens that this call inspects and that another token beats by most, far enough apart."""
     gain = {}
     for i in visible:
-        rival = max(probs for token, probs in enumerate(distributions[i]) if token != labels[i])
-        if (i + call) % params.turns == 0 and rival > distributions[i][labels[i]]:
-            gain[i] = math.log(rival / distributions[i][labels[i]]) if distributions[i][labels[i]] else math.inf
-    return scan({i: -more for i, more in gain.items()}, params.mend, math.inf, params.apart)
+        rival = max(prob for token, prob in enumerate(distributions[i]) if token != values[i])
+        own = distributions[i][values[i]]
+        if (i + call) % params.revise_every == 0 and rival > own:
+            gain[i] = math.log(rival / own) if own else math.inf
+    return scan({i: -more for i, more in gain.items()}, params.revise, math.inf, params.revise_spacing)
 
 
 def keeps(params: Any, probs: list[float], p: float) -> list[bool]:
@@ -158,17 +168,17 @@ def run(
     fixed: dict[int, int] | None = None,
     replay: dict[int, int] | None = None,
     recorded: dict[int, int] | None = None,
-) -> Path:
-    params, fixed = SimpleNamespace(**NO_LABELS | sampler), fixed or {}
+) -> Trajectory:
+    params, fixed = SimpleNamespace(**NOTHING_COMMITTED | sampler), fixed or {}
     length, size, last = model.length, model.vocab_size, params.nfe - 1
     warmup = round(params.warmup * last)
     after = last - warmup
     free = [i for i in range(length) if i not in fixed]
-    params.mend = -(-len(free) // 32) if params.mend is None else params.mend
-    params.turns = -(-params.nfe // 32) if params.turns is None else params.turns
+    params.revise = -(-len(free) // 32) if params.revise is None else params.revise
+    params.revise_every = -(-params.nfe // 32) if params.revise_every is None else params.revise_every
     count = params.count if params.count is not None else -(-len(free) // max(1, after))
     times = grid(params.nfe, params.warmup, params.grid)
-    path = Path()
+    found = Trajectory()
 
     def pair(step: int, position: int, purpose: int) -> tuple[float, float]:
         return literal.uniforms(seed, sample, step, position, purpose)
@@ -176,15 +186,15 @@ def run(
     def visible(r: int) -> list[int]:
         if params.write == "output":
             return []
-        ages = {i: r - e for i, e in path.committed_at.items()}
+        ages = {i: r - e for i, e in found.committed_at.items()}
         return [i for i, age in ages.items() if age >= 1 and (params.horizon is None or age <= params.horizon)]
 
-    def look(r: int) -> list[list[float]]:
-        shown = [path.labels[i] if i in visible(r) else state[i] for i in range(length)]
-        path.states.append(list(state))
-        path.inputs.append(shown)
-        path.distributions.append(probs_of(model, shown, times[r], params.temperature))
-        return path.distributions[-1]
+    def predict(r: int) -> list[list[float]]:
+        model_input = [found.values[i] if i in visible(r) else state[i] for i in range(length)]
+        found.states.append(list(state))
+        found.inputs.append(model_input)
+        found.distributions.append(probs_of(model, model_input, times[r], params.temperature))
+        return found.distributions[-1]
 
     def advance(distributions: list[list[float]], r: int) -> list[int]:
         late = params.top_p if params.late_top_p is None else params.late_top_p
@@ -201,13 +211,13 @@ def run(
 
     state = [fixed[i] if i in fixed else int(pair(0, i, START)[0] * size) for i in range(length)]
     for r in range(last):
-        distributions = look(r)
+        distributions = predict(r)
         for i in visible(r):
             if refreshes(params.values, i, r):
-                path.labels[i] = ranked(distributions[i])[0]
-        for i in mended(params, path.labels, distributions, visible(r), r):
-            path.labels[i] = ranked(distributions[i])[0]
-        eligible = [i for i in free if i not in path.committed_at]
+                found.values[i] = ranked(distributions[i])[0]
+        for i in revised(params, found.values, distributions, visible(r), r):
+            found.values[i] = ranked(distributions[i])[0]
+        eligible = [i for i in free if i not in found.committed_at]
         chosen: list[int] = []
         if replay is not None:
             chosen = [i for i in eligible if replay.get(i) == r]
@@ -215,21 +225,21 @@ def run(
             deficit = {i: 1 - max(distributions[i]) for i in eligible}
             chosen = scan(deficit, count, params.budget * len(free) / after, params.spacing)
         for i in chosen:
-            path.committed_at[i] = r
-            path.labels[i] = (
+            found.committed_at[i] = r
+            found.values[i] = (
                 recorded[i] if params.values == "recorded" else value(params, distributions[i], pair(r, i, VALUES)[0])
             )
         state = advance(distributions, r)
 
-    distributions = look(last)
-    for i in mended(params, path.labels, distributions, visible(last), last):
-        path.labels[i] = ranked(distributions[i])[0]
-    path.tokens = (
+    distributions = predict(last)
+    for i in revised(params, found.values, distributions, visible(last), last):
+        found.values[i] = ranked(distributions[i])[0]
+    found.tokens = (
         [ranked(probs)[0] for probs in distributions] if params.final_step == "argmax" else advance(distributions, last)
     )
     for i, token in fixed.items():
-        path.tokens[i] = token
+        found.tokens[i] = token
     if params.write != "input" or params.final_step == "keep":
-        for i, label in path.labels.items():
-            path.tokens[i] = label
-    return path
+        for i, token in found.values.items():
+            found.tokens[i] = token
+    return found

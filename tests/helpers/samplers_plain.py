@@ -1,8 +1,8 @@
 """Samplers written out for one sample in plain Python: lists and loops, nothing shared with the package but the model.
 
-A transcription is a function of the model, the sampler's parameters, the uniforms by (call, position, purpose), and the
-given tokens by position; it returns the output. It uses the same uniforms for the same ends, so its tokens are the
-sampler's tokens. Signals are the log-linear schedule's: 1 - .999 t."""
+A transcription is a function of the model, the sampler's parameters, the uniforms by (call, position, purpose) and the
+fixed tokens by position; it returns the output. It uses the same uniforms for the same purposes, so its tokens are the
+sampler's tokens. Signals are those of the log-linear schedule: 1 - .999 t."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import literal
 import plain
 from plain import COINS, START, TOKENS, inverse, probs_of, ranked
 
-NOISE, PLACES = 4, 6  # the purposes beside plain's
+NOISE, POSITIONS = 4, 6  # the purposes beside plain's
 
 
 class Uniforms(NamedTuple):
@@ -31,23 +31,30 @@ class Uniforms(NamedTuple):
         return literal.uniforms(self.seed, self.sample, call, position, purpose)
 
 
-Knobs = SimpleNamespace
-Weights = Callable[
-    [Knobs, float, float], tuple[float, float, float]
-]  # signals before and after -> draw, uniform, noise
+Params = SimpleNamespace
+Triple = tuple[float, float, float]
+Weights = Callable[[Params, float, float], Triple]  # signals before and after -> the weights draw, uniform, noise
 
 NATIVE = {
-    "warmup": 0.33, "grid": "two-piece", "temperature": 1.0, "top_p": 1.0, "late_top_p": None, "boundary": "released",
-    "top_k": None, "min_p": 0.0, "final_step": "argmax", "interleave": False,
-}  # fmt: skip
-CRS = {"horizon": None, "budget": 0.5, "spacing": 4, "count": None}
+    "warmup": 0.33,
+    "grid": "two-piece",
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "late_top_p": None,
+    "boundary": "released",
+    "top_k": None,
+    "min_p": 0.0,
+    "final_step": "sample",
+    "interleave": False,
+}
+CRS = {"final_step": "argmax", "horizon": None, "budget": 0.5, "spacing": 4, "count": None}
 
 
 def signal(t: float) -> float:
     return 1 - 0.999 * t
 
 
-def cut(probs: list[float], params: Knobs, late: bool) -> list[float]:
+def cut(probs: list[float], params: Params, late: bool) -> list[float]:
     """The distribution on the tokens that top-p, top-k and min-p all keep."""
     p = params.late_top_p if late and params.late_top_p is not None else params.top_p
     kept = literal.nucleus(probs, p, params.boundary) if p < 1 else [True] * len(probs)
@@ -56,11 +63,11 @@ def cut(probs: list[float], params: Knobs, late: bool) -> list[float]:
     return literal.restricted(probs, kept)
 
 
-def ancestral(params: Knobs, a: float, b: float) -> tuple[float, float, float]:
+def ancestral(params: Params, a: float, b: float) -> Triple:
     return (b - a) / (1 - a), (1 - a / b) * (1 - b) / (1 - a), 0.0
 
 
-def psi(params: Knobs, a: float, b: float) -> tuple[float, float, float]:
+def psi(params: Params, a: float, b: float) -> Triple:
     draw, uniform, _ = ancestral(params, a, b)
     if b == 1 or a < params.start or a >= params.stop:
         return draw, uniform, 0.0
@@ -75,12 +82,12 @@ def psi(params: Knobs, a: float, b: float) -> tuple[float, float, float]:
     return kappa * draw + (1 - kappa) * b, kappa * uniform, (1 - kappa) * (1 - b)
 
 
-def ddim(params: Knobs, a: float, b: float) -> tuple[float, float, float]:
+def ddim(params: Params, a: float, b: float) -> Triple:
     stay = params.stay * (1 - b) / (1 - a)
     return b - stay * a, 0.0, 1 - b - stay * (1 - a)
 
 
-def times_of(params: Knobs) -> list[float]:
+def times_of(params: Params) -> list[float]:
     if getattr(params, "rule", None) != "loop" or params.nfe == 2:
         return plain.grid(params.nfe, params.warmup, params.grid)
     steps, there = params.nfe - 1, 0.1 / 0.999
@@ -91,18 +98,18 @@ def times_of(params: Knobs) -> list[float]:
     return down + [there] * (steps - first - last) + end
 
 
-class Walk:
-    """A path by two coins, call by call; with `count` or a budget, labels as Algorithm 1 has them (argmax values, in
-    the input alone)."""
+class TwoCoins:
+    """A sample by two coins, call by call; with a budget, tokens are committed as in Algorithm 1 (the argmax, written
+    into the model input only)."""
 
     def __init__(
-        self, model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int], weights: Weights = ancestral
+        self, model: Any, params: Params, uniforms: Uniforms, fixed: dict[int, int], weights: Weights = ancestral
     ) -> None:
         self.model, self.params, self.uniforms, self.weights = model, params, uniforms, weights
         self.free = [i for i in range(model.length) if i not in fixed]
         self.times, self.size, self.last = times_of(params), model.vocab_size, params.nfe - 1
         self.warmup_calls = round(params.warmup * self.last)
-        self.labels: dict[int, int] = {}
+        self.values: dict[int, int] = {}
         self.committed_at: dict[int, int] = {}
         self.state = [fixed.get(i, int(uniforms(0, i, START)[0] * self.size)) for i in range(model.length)]
 
@@ -111,9 +118,9 @@ class Walk:
         return [i for i, e in self.committed_at.items() if 1 <= r - e <= horizon]
 
     def distributions(self, r: int) -> list[list[float]]:
-        """What the denoiser says before the predictor's call r."""
-        shown = [self.labels[i] if i in self.visible(r) else z for i, z in enumerate(self.state)]
-        return probs_of(self.model, shown, self.times[r], self.params.temperature)
+        """The predictions before the predictor's call r."""
+        model_input = [self.values[i] if i in self.visible(r) else z for i, z in enumerate(self.state)]
+        return probs_of(self.model, model_input, self.times[r], self.params.temperature)
 
     def move(self, i: int, probs: list[float], r: int, a: float, b: float) -> int:
         (first, second), (for_draw, for_any) = (self.uniforms(r, i, purpose) for purpose in (COINS, TOKENS))
@@ -139,24 +146,24 @@ class Walk:
             deficit = {i: 1 - max(distributions[i]) for i in self.free if i not in self.committed_at}
             count = -(-len(self.free) // steps) if self.params.count is None else self.params.count
             for i in plain.scan(deficit, count, self.params.budget * len(self.free) / steps, self.params.spacing):
-                self.labels[i], self.committed_at[i] = ranked(distributions[i])[0], r
+                self.values[i], self.committed_at[i] = ranked(distributions[i])[0], r
         self.state = after
 
 
 def by_two_coins(weights: Weights) -> Callable[..., list[int]]:
     """The transcription of a method that is a set of weights."""
 
-    def run(model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
-        walk = Walk(model, params, uniforms, fixed, weights)
+    def run(model: Any, params: Params, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
+        sample = TwoCoins(model, params, uniforms, fixed, weights)
         for r in range(params.nfe):
-            walk.step(r)
-        return walk.state
+            sample.step(r)
+        return sample.state
 
     return run
 
 
-def labelled(model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
-    """CRS and mend: Algorithm 1, with whatever of it the parameters change."""
+def committed(model: Any, params: Params, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
+    """CRS and Mend: Algorithm 1, with what the parameters change of it."""
     return plain.run(model, vars(params), uniforms.seed, uniforms.sample, fixed).tokens
 
 
@@ -168,7 +175,7 @@ PREDICTORS: dict[str, tuple[dict[str, Any], Weights]] = {
 }
 
 
-def gibbs(model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
+def gibbs(model: Any, params: Params, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
     """The predictor's calls and the corrections in one list; then one after the other."""
     c, nfe = params.corrections, params.nfe
     corrected = (nfe - 1) // (1 + c) if c else 0
@@ -179,48 +186,48 @@ def gibbs(model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int]) 
     for setting in settings:
         param, _, text = setting.partition("=")
         own[param] = text if isinstance(own[param], str) else int(text) if text.isdecimal() else float(text)
-    walk = Walk(model, SimpleNamespace(**own), uniforms, fixed, weights)
+    sample = TwoCoins(model, SimpleNamespace(**own), uniforms, fixed, weights)
 
-    number = steps + 1  # the name of the next correction's uniforms: the predictor's calls come first
+    number = steps + 1  # determines the uniforms of the next correction; the predictor's calls come first
     for r in range(steps):
-        walk.step(r)
+        sample.step(r)
         if r < steps - corrected:
             continue
         for _ in range(c):
-            b, distributions, z = signal(walk.times[r + 1]), walk.distributions(r + 1), list(walk.state)
+            b, distributions, z = signal(sample.times[r + 1]), sample.distributions(r + 1), list(sample.state)
             score = {}
-            for i in walk.free:
-                if i in walk.visible(r + 1):
+            for i in sample.free:
+                if i in sample.visible(r + 1):
                     continue
-                score[i] = -math.log(-math.log(uniforms(number, i, PLACES)[0]))
+                score[i] = -math.log(-math.log(uniforms(number, i, POSITIONS)[0]))
                 if params.choose == "margin":
-                    p = [b * h + (1 - b) / walk.size for h in distributions[i]]
+                    p = [b * h + (1 - b) / sample.size for h in distributions[i]]
                     margin = math.log(p[z[i]]) - max(math.log(q) for y, q in enumerate(p) if y != z[i])
                     score[i] -= margin / params.tau
             for i in sorted(score, key=lambda i: (-score[i], i))[: params.positions]:
-                probs = cut(distributions[i], walk.params, r + 1 >= walk.warmup_calls)
+                probs = cut(distributions[i], sample.params, r + 1 >= sample.warmup_calls)
                 for_draw, for_any = uniforms(number, i, TOKENS)
                 fresh = uniforms(number, i, COINS)[0] < b
-                walk.state[i] = inverse(probs, for_draw) if fresh else int(for_any * walk.size)
+                sample.state[i] = inverse(probs, for_draw) if fresh else int(for_any * sample.size)
             number += 1
-    walk.step(steps)
-    return walk.state
+    sample.step(steps)
+    return sample.state
 
 
-# -- samplers that read whole distributions, call by call -----------------------------------------------------------------------
+# Samplers that read complete distributions, call by call
 
 
 class One:
-    """One sample of a sampler that has no coins of its own: its model, its uniforms, its given tokens."""
+    """One sample of a sampler without coins: its model, its uniforms, its fixed tokens."""
 
-    def __init__(self, model: Any, uniforms: Uniforms, given: dict[int, int]) -> None:
-        self.model, self.pair, self.given = model, uniforms, given
+    def __init__(self, model: Any, uniforms: Uniforms, fixed: dict[int, int]) -> None:
+        self.model, self.pair, self.fixed = model, uniforms, fixed
         self.size, self.length = model.vocab_size, model.length
-        self.free = [i for i in range(self.length) if i not in given]
+        self.free = [i for i in range(self.length) if i not in fixed]
         self.stopped_at: int | None = None  # the call that ended it, if one did
 
     def start(self) -> list[int]:
-        return [self.given.get(i, int(self.pair(0, i, START)[0] * self.size)) for i in range(self.length)]
+        return [self.fixed.get(i, int(self.pair(0, i, START)[0] * self.size)) for i in range(self.length)]
 
     def distributions(self, tokens: list[int], t: float, temperature: float = 1.0) -> list[list[float]]:
         return probs_of(self.model, tokens, t, temperature)
@@ -232,7 +239,7 @@ class One:
         return int(self.pair(call, i, TOKENS)[1] * self.size)
 
     def time(self, clean: list[int]) -> float:
-        """At which the signal is the share of clean tokens."""
+        """The time whose signal is the share of clean tokens."""
         return min(1.0, max(plain.EPS, (1 - len(clean) / len(self.free)) / 0.999))
 
 
@@ -244,7 +251,7 @@ def entropy_bound(one: One, params: Any) -> list[int]:
     state, accepted, history = one.start(), [], []
     for r in range(params.nfe):
         t = one.time(accepted) if params.clock == "share" else plain.grid(params.nfe, 0, "uniform")[r]
-        heat = params.coldest + (params.hottest - params.coldest) * (1 - r / params.nfe)
+        heat = params.last_temperature + (params.first_temperature - params.last_temperature) * (1 - r / params.nfe)
         distributions = one.distributions(state, t, heat)
         entropy = {i: -sum(p * math.log(p) for p in distributions[i] if p) for i in one.free}
         drawn, accepted, spent = one.drawn(distributions, r), [], 0.0
@@ -271,7 +278,7 @@ def gidd_adaptive(one: One, params: Any) -> list[int]:
         distributions = one.distributions(state, t)
         if r == setting:
             return [ranked(probs)[0] if i in one.free else state[i] for i, probs in enumerate(distributions)]
-        prior = 1 / one.size  # of the token that stands there, whichever it is
+        prior = 1 / one.size  # of the current token, whichever it is
         score = {i: (max(distributions[i]) - distributions[i][state[i]]) * prior for i in one.free}
         for i in largest(score, count):
             state[i] = ranked(distributions[i])[0]
@@ -281,7 +288,7 @@ def gidd_adaptive(one: One, params: Any) -> list[int]:
 def gidd_correction(one: One, params: Any) -> list[int]:
     corrections = min(params.nfe // 2, params.nfe - 2) if params.corrections is None else params.corrections
     drawing = vars(params) | {"nfe": params.nfe - corrections}
-    state = plain.run(one.model, drawing, one.pair.seed, one.pair.sample, one.given).tokens
+    state = plain.run(one.model, drawing, one.pair.seed, one.pair.sample, one.fixed).tokens
     best, idle = 0.0, 0
     for r in range(params.nfe - corrections, params.nfe):
         distributions = one.distributions(state, params.correction_time, params.sharpness)
@@ -327,7 +334,7 @@ def guided(one: One, params: Any) -> list[int]:
         probs = distributions = one.distributions(state, t)
         if 2 * k < params.nfe - 1:  # the final step of an odd number of calls has one call
             noised = list(state)
-            for i in one.given:
+            for i in one.fixed:
                 keep, other = one.pair(2 * k, i, NOISE)
                 if keep >= (signal(t) if params.without == "level" else 0.0):
                     noised[i] = int(other * one.size)
@@ -399,7 +406,7 @@ def trapezoidal(one: One, params: Any) -> list[int]:
 def by_rule(rule: Callable[[One, Any], list[int]]) -> Callable[..., list[int]]:
     """The transcription of a method that is a rule for one sample."""
 
-    def run(model: Any, params: Knobs, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
+    def run(model: Any, params: Params, uniforms: Uniforms, fixed: dict[int, int]) -> list[int]:
         return rule(One(model, uniforms, fixed), params)
 
     return run

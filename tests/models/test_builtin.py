@@ -46,6 +46,10 @@ def test_they_share_one_tokenizer_and_are_saved_with_it(tmp_path: Path) -> None:
     text = "The tide turned, and the limpets held on."
     assert copy.tokenizer.encode(text) == mini.tokenizer.encode(text)
     assert copy.tokenizer.decode(copy.tokenizer.encode(text)) == text
+    model_files.copy_builtin("mini-distilled", tmp_path / "twin")
+    twin = limpet.load(tmp_path / "twin", device="cpu")
+    assert twin.tokenizer.digest == mini.tokenizer.digest
+    assert twin.digest == limpet.load("mini-distilled", device="cpu").digest
 
 
 @pytest.mark.parametrize(("name", "most"), [("mini", 4.5), ("mini-distilled", 4.6), ("mini-judge", 3.5)])

@@ -134,9 +134,9 @@ def test_entropy_bound_is_generates_token_for_token(
             sampler_config=bounded, confidence_threshold=settled, stability_threshold=1, eos_token_id=list(ours.ends),
             pad_token_id=0,
         )  # fmt: skip
-    made = expected.sequences[:, prompt.shape[1] :]
-    assert torch.equal(out.tokens, made)
-    assert len({int((row != 0).sum()) for row in made}) > 1  # they end in different places
+    new = expected.sequences[:, prompt.shape[1] :]
+    assert torch.equal(out.tokens, new)
+    assert len({int((row != 0).sum()) for row in new}) > 1  # they end in different places
     assert (plain.nfe < 3 * calls) == (settled > 0.1)
 
 
@@ -292,7 +292,7 @@ def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path,
     for name, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
         assert main.main([*command, "--sampler", name]) == 0
         expected = limpet.sample(ours, sampler, n=1).tokens[0]
-        assert Trajectory.load(record).frames[-1].state.tolist() == expected.tolist()
+        assert Trajectory.load(record).frames[-1].tokens.tolist() == expected.tolist()
     assert main.main([*command, "--prompt", "Why?"]) == 2
 
 

@@ -20,6 +20,7 @@ from model_cases import bert_like, check, failed, hub_like, random_network, refu
 
 pytestmark = pytest.mark.usefixtures("offline")
 
+
 def shape_of(vocab_size, **sizes):
     return DuoShape(**{"vocab_size": vocab_size, "length": 12, "width": 32, "blocks": 2, "heads": 2, "cond": 16,
                     "hidden": 80, **sizes})  # fmt: skip

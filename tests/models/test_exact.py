@@ -88,11 +88,11 @@ def test_predictions_are_the_enumerated_leave_one_out_distributions(name: str, s
     model = SOURCE[name]
     expected = leave_one_out_by_enumeration(model, signal)
     noisy = torch.from_numpy(sequences(model))
-    given = model.probs(noisy, torch.full((len(noisy),), signal, dtype=torch.float64)).numpy()
+    found = model.probs(noisy, torch.full((len(noisy),), signal, dtype=torch.float64)).numpy()
     defined = ~np.isnan(expected)
     assert defined.any()
     assert signal == 1 or defined.all()
-    np.testing.assert_allclose(given[defined], expected[defined], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found[defined], expected[defined], rtol=1e-9, atol=1e-12)
 
 
 @every_source

@@ -207,8 +207,8 @@ def test_predictions_stay_near_those_of_bfloat16(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     for t in (0.9, 0.6, 0.3, 0.05):
         noise = torch.randint(low.vocab_size, clean.shape, generator=generator)
-        seen = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
-        one, other = (model.logits(seen, t).double().softmax(-1) for model in (low, lower))
+        noisy = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
+        one, other = (model.logits(noisy, t).double().softmax(-1) for model in (low, lower))
         assert 0.005 < (one - other).abs().sum(-1).mean() / 2 <= 0.03
         missed = one.amax(-1) - one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
         assert missed.mean() < 2e-3

@@ -176,19 +176,19 @@ class Recorder(WrappedDenoiser):
 @pytest.mark.parametrize("sampler", [limpet.Native(nfe=6), limpet.CRS(nfe=6), limpet.Mend(nfe=6)])
 def test_samplers_give_a_model_the_clean_tokens_that_it_wants(sampler):
     source = limpet.load("exact:chain")
-    given = {0: 3, 1: 4, 9: 5}
+    tokens = {0: 3, 1: 4, 9: 5}
     fixed = torch.zeros(2, 128, dtype=torch.bool)
-    fixed[:, list(given)] = True
+    fixed[:, list(tokens)] = True
     outs, recorded = [], {}
     for kind in ("ignored", "fixed", "committed"):
         model = Recorder(source, kind)
-        outs.append(limpet.sample(model, sampler, n=2, fixed=given, batch_size=2))
+        outs.append(limpet.sample(model, sampler, n=2, fixed=tokens, batch_size=2))
         recorded[kind] = model.recorded
         assert outs[-1].nfe == len(model.recorded) == sampler.nfe
     assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)  # the model ignores it, and samples the same
     assert recorded["ignored"] == [None] * sampler.nfe
     assert all(torch.equal(clean, fixed) for clean in recorded["fixed"])
-    steps = limpet.steps(source, sampler, n=2, fixed=given)
+    steps = limpet.steps(source, sampler, n=2, fixed=tokens)
     for clean, step in zip(recorded["committed"], steps, strict=True):
         visible = step.masks.get("visible")
         assert torch.equal(clean, fixed if visible is None else fixed | visible)
@@ -264,7 +264,7 @@ def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
     expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prompt="The ").tokens[0]
     from limpet.recording.trajectory import Trajectory
 
-    assert Trajectory.load(Path(record)).frames[-1].state.tolist() == expected.tolist()
+    assert Trajectory.load(Path(record)).frames[-1].tokens.tolist() == expected.tolist()
 
 
 def test_the_backbone_at_some_positions_is_the_backbone(folder):

@@ -81,8 +81,8 @@ def test_a_part_lies_beside_its_index(folder, name):
 
 def test_missing_parts_are_named(folder):
     (folder / "model-00002-of-00003.safetensors").unlink()
-    said = refused(folder, "lists parts that are not there")
-    assert "(model-00002-of-00003.safetensors)" in said
+    sentence = refused(folder, "lists parts that are not there")
+    assert "(model-00002-of-00003.safetensors)" in sentence
 
 
 def test_every_tensor_lies_where_the_index_says_and_nowhere_else(folder):
@@ -113,8 +113,8 @@ def test_numbers_that_are_none_are_found_in_any_part(folder, value, dtype):
     state = {each: tensor.to(dtype) for each, tensor in load_file(part).items()}
     state[name][3, 4] = value
     save_file(state, part)
-    said = refused(folder, r"NaN or infinity in backbone\.blocks\.2\.mlp\.2\.weight")
-    assert said.startswith(str(part))
+    sentence = refused(folder, r"NaN or infinity in backbone\.blocks\.2\.mlp\.2\.weight")
+    assert sentence.startswith(str(part))
 
 
 def test_a_dtype_that_is_not_read_here_is_named(folder):

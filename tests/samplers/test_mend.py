@@ -1,4 +1,4 @@
-"""Mend beside CRS: what it shares with it to the bit, what it changes, and how little in one call."""
+"""Mend beside CRS: what it shares with it bit for bit, what it revises, and how little in one call."""
 
 from __future__ import annotations
 
@@ -9,89 +9,83 @@ import torch
 
 import limpet
 from limpet import CRS, Mend
-from limpet.diffusion.backends import backends, dense, sparse
+from limpet.diffusion.backends import dense, sparse
 from limpet.diffusion.rng import CounterRNG
-from limpet.samplers.context import generate, open_context
+from limpet.generation import Inputs, Step, rollout
 
 WORDS = limpet.load("exact:words")
-PARAMS = [
-    {}, {"horizon": 2}, {"write": "both"}, {"values": "refreshed"}, {"final_step": "argmax"}, {"final_step": "sample"},
-    {"late_top_p": 0.7, "budget": 0.2, "spacing": 0}, {"count": 3, "temperature": 0.8},
-]  # fmt: skip
+PARAMETERS = [
+    {},
+    {"horizon": 2},
+    {"write": "both"},
+    {"values": "refreshed"},
+    {"final_step": "argmax"},
+    {"final_step": "sample"},
+    {"late_top_p": 0.7, "budget": 0.2, "spacing": 0},
+    {"count": 3, "temperature": 0.8},
+]
 
 
-def plainly(mend: Mend) -> CRS:
-    """The CRS with the parameters that both have."""
+def crs_of(mend: Mend) -> CRS:
+    """CRS with the parameters that both have."""
     return CRS(**{one.name: getattr(mend, one.name) for one in fields(CRS)})
 
 
-@pytest.mark.parametrize("parameters", PARAMS, ids=str)
-@pytest.mark.parametrize("backend", [dense.BACKEND, sparse.BACKEND], ids=["dense", "lazy"])
-def test_mending_nothing_is_crs_bit_for_bit(params: dict, backend) -> None:
-    mend = Mend(nfe=9, mend=0, **params)
-    one, other = (limpet.sample(WORDS, each, n=4, seed=3, backend=backend) for each in (mend, plainly(mend)))
-    assert torch.equal(one.tokens, other.tokens)
-    assert all(torch.equal(a, b) for a, b in zip(one.memory, other.memory, strict=True))
-    assert one.head_rows == other.head_rows
+def steps_of(sampler: Mend, stop: int | None = None) -> list[Step]:
+    inputs = Inputs(torch.full((16, WORDS.length), -1), CounterRNG(1, torch.arange(16)))
+    return list(rollout(WORDS, sampler, inputs, stop=stop))
 
 
-@pytest.mark.parametrize("turns", [None, 1, 3])
-@pytest.mark.parametrize(("most", "apart"), [(None, 4), (2, 0), (50, 7)])
-def test_few_labels_change_in_one_call_and_none_near_another(most: int | None, apart: int, turns: int | None) -> None:
-    """And only visible ones whose turn it is, to the argmax, where the distribution contradicts them."""
-    sampler = Mend(nfe=12, warmup=0.1, spacing=0, mend=most, apart=apart, turns=turns)
-    ctx = open_context(WORDS, CounterRNG(1, torch.arange(16)), torch.full((16, WORDS.length), -1))
-    changed, before = 0, sampler.begin(ctx)
-    for state, info in generate(sampler, ctx):
-        if info.call >= sampler.warmup_calls:
-            mended = info.marks["mended"]
-            assert torch.equal(mended, info.marks["visible"] & (state.memory.labels != before.memory.labels))
-            assert mended.sum(-1).max() <= (-(-WORDS.length // 32) if most is None else most)
-            assert torch.equal(state.memory.labels[mended], info.outcome.top[mended])
-            assert (info.outcome.gain[mended] > 0).all()
-            for row in mended:
-                places = row.nonzero()[:, 0]
-                assert (places.diff() > apart).all()
-                assert ((places + info.call) % (turns or 1) == 0).all()
-            changed += int(mended.sum())
-        before = state
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_without_revisions_it_is_crs_bit_for_bit(parameters: dict) -> None:
+    mend = Mend(nfe=9, revise=0, **parameters)
+    for backend in (dense.BACKEND, sparse.BACKEND):
+        one, other = (limpet.sample(WORDS, each, n=4, seed=3, backend=backend) for each in (mend, crs_of(mend)))
+        assert torch.equal(one.tokens, other.tokens)
+        assert all(map(torch.equal, one.memory, other.memory))
+        assert one.head_rows == other.head_rows
+
+
+@pytest.mark.parametrize("every", [None, 1, 3])
+@pytest.mark.parametrize(("most", "spacing"), [(None, 4), (2, 0), (50, 7)])
+def test_one_call_revises_few_tokens_far_apart(most: int | None, spacing: int, every: int | None) -> None:
+    """Only visible tokens that the call inspects and contradicts, and to the argmax."""
+    sampler = Mend(nfe=12, warmup=0.1, spacing=0, revise=most, revise_spacing=spacing, revise_every=every)
+    changed, before = 0, None
+    for step in steps_of(sampler):
+        values = step.state.memory.committed_values
+        if before is not None:
+            revised = step.masks["revised"]
+            assert torch.equal(revised, step.visible & (values != before))
+            assert revised.sum(-1).max() <= (-(-WORDS.length // 32) if most is None else most)
+            assert torch.equal(values[revised], step.outcome.top[revised])
+            if step.outcome.gain is not None:
+                assert (step.outcome.gain[revised] > 0).all()
+            for row in revised:
+                positions = row.nonzero()[:, 0]
+                assert (positions.diff() > spacing).all()
+                assert ((positions + step.call) % (every or 1) == 0).all()
+            changed += int(revised.sum())
+        before = values
     assert changed > 10
 
 
-def test_the_surest_contradiction_is_mended_first() -> None:
-    one, many = (Mend(nfe=12, warmup=0.1, spacing=0, mend=most, apart=0) for most in (1, 1000))
-    ctx = open_context(WORDS, CounterRNG(1, torch.arange(16)), torch.full((16, WORDS.length), -1))
-    state = one.begin(ctx)
-    for _ in range(6):
-        state, _ = one.step(ctx, state)
-    (_, first), (_, every) = (each.step(ctx, state) for each in (one, many))
-    wrong = first.marks["visible"] & (first.outcome.gain > 0)
-    assert torch.equal(every.marks["mended"], wrong)
-    best = first.outcome.gain.masked_fill(~wrong, -torch.inf).amax(-1)
-    rows = wrong.any(-1)
+def test_the_largest_contradiction_is_revised_first() -> None:
+    one, many = (Mend(nfe=12, warmup=0.1, spacing=0, revise=most, revise_spacing=0) for most in (1, 1000))
+    *_, last = steps_of(one, stop=6)
+    (_, first), (_, every) = (sampler.step(last.context, last.state) for sampler in (one, many))
+    contradicted = first.masks["visible"] & (first.outcome.gain > 0)
+    assert torch.equal(every.masks["revised"], contradicted)
+    best = first.outcome.gain.masked_fill(~contradicted, -torch.inf).amax(-1)
+    rows = contradicted.any(-1)
     assert rows.sum() > 4
-    assert torch.equal(first.outcome.gain[first.marks["mended"]], best[rows])
+    assert torch.equal(first.outcome.gain[first.masks["revised"]], best[rows])
 
 
-def test_turns_spare_the_head_and_default_to_one_in_32_calls() -> None:
-    rows = [limpet.sample(WORDS, Mend(nfe=40, turns=turns), n=2, seed=0).head_rows for turns in (1, 2, 4)]
-    assert rows[0] > rows[1] > rows[2] > limpet.sample(WORDS, plainly(Mend(nfe=40)), n=2, seed=0).head_rows
-    usual = limpet.sample(WORDS, Mend(nfe=40), n=2, seed=0)
-    assert usual.head_rows == rows[1]
-    assert torch.equal(usual.tokens, limpet.sample(WORDS, Mend(nfe=40, turns=2), n=2, seed=0).tokens)
-
-
-@pytest.mark.parametrize("name", [name for name in backends("cpu") if name != "dense"])
-def test_backends_draw_the_same_and_watching_changes_nothing(name: str) -> None:
-    sampler = Mend(nfe=10, turns=2, spacing=0)
-    outs = [limpet.sample(WORDS, sampler, n=4, seed=2, backend=each) for each in (backends("cpu")[name], dense.BACKEND)]
-    assert torch.equal(outs[0].tokens, outs[1].tokens)
-    ctx = open_context(WORDS, CounterRNG(2, torch.arange(4)), torch.full((4, WORDS.length), -1), trace=True)
-    *_, (last, _) = generate(sampler, ctx)
-    assert torch.equal(last.tokens, outs[0].tokens)
-
-
-def test_given_tokens_hold() -> None:
-    out = limpet.sample(WORDS, Mend(nfe=10), n=4, seed=2, fixed={3: 1, 17: 4})
-    assert (out.tokens[:, 3] == 1).all()
-    assert (out.tokens[:, 17] == 4).all()
+def test_fewer_inspections_need_fewer_rows_of_the_head() -> None:
+    """By default a token is inspected once in nfe / 32 calls."""
+    rows = [limpet.sample(WORDS, Mend(nfe=40, revise_every=n), n=2, seed=0).head_rows for n in (1, 2, 4)]
+    assert rows[0] > rows[1] > rows[2] > limpet.sample(WORDS, crs_of(Mend(nfe=40)), n=2, seed=0).head_rows
+    default, two = (limpet.sample(WORDS, Mend(nfe=40, revise_every=n), n=2, seed=0) for n in (None, 2))
+    assert default.head_rows == rows[1]
+    assert torch.equal(default.tokens, two.tokens)

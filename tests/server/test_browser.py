@@ -13,11 +13,11 @@ import pytest
 
 import limpet
 from limpet import CRS, Mend, Native, samplers
-from limpet.cli.common import named_samplers
 from limpet.evaluation.judges import has_builtin
 from limpet.models import model_files
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, record
+from limpet.samplers import named_samplers
 from limpet.server import playground
 from limpet.server.handlers import Resources
 from limpet.server.http import application
@@ -584,8 +584,8 @@ def test_on_a_phone_run_is_in_reach_and_tabs_switch_trajectories(tab, address):
       .map((e) => [e.id || e.textContent || e.parentNode.textContent, e.getBoundingClientRect()])
       .filter(([, box]) => box.width < 44 || box.height < 44).map(([name, box]) => [name, box.width, box.height])""")
     assert small == []
-    clipped = tab.evaluate("""[...document.querySelectorAll("button, h2, p:not(.visually-hidden), label, summary, li")]
-      .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)
+    clipped = tab.evaluate("""[...document.querySelectorAll("button, h2, p, .row > *, summary, li")]
+      .filter((e) => !e.matches(".visually-hidden") && e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)
       .filter((e) => getComputedStyle(e).display !== "inline").map((e) => e.textContent)""")
     assert clipped == []
     tab.locator(".trajectory1 .text span").nth(10).click()

@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, given, settings
 
 import limpet
 from limpet import CRS, Native, samplers
-from limpet.cli.common import LoadOptions, named_samplers
+from limpet.cli.common import LoadOptions
 from limpet.cli.serve import available_with, load_resources
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import has_builtin
 from limpet.models import model_files
 from limpet.models.exact import Mixture
 from limpet.recording.trajectory import VERSION, Header, Trajectory, record
+from limpet.samplers import named_samplers
 from limpet.server.handlers import Resources
 from limpet.server.http import application, listen
 from limpet.server.scheduler import Limits

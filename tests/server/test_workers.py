@@ -17,7 +17,6 @@ import torch
 
 import limpet
 from limpet import CRS, Native, samplers
-from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
 from limpet.server import workers
 from limpet.server.handlers import Resources
@@ -58,14 +57,6 @@ def test_what_fits_is_left_alone():
     sampler = CRS(nfe=6, spacing=3, horizon=2, count=4, top_k=7)
     assert sampler.clamped(10, 12) is sampler
     assert CRS(nfe=6, spacing=99, top_k=99).clamped(10, 12) == CRS(nfe=6, spacing=16, top_k=12)
-
-
-@pytest.mark.parametrize("spacing", [160, 10**8])
-def test_a_huge_spacing_selects_one_position(spacing):
-    deficit = torch.rand(2, 160, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    chosen = select(deficit, torch.ones(2, 160, dtype=torch.bool), 160, 160.0, spacing)
-    assert chosen.sum(-1).tolist() == [1, 1]
-    assert torch.equal(chosen.int().argmax(-1), deficit.argmin(-1))
 
 
 def test_a_request_with_huge_parameters_is_answered_with_what_was_used():

@@ -21,10 +21,11 @@ from limpet.cli.common import (
     show,
 )
 from limpet.evaluation import source_judge
-from limpet.evaluation.comparison import NFE, Comparison, N, compare, named_samplers
+from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
 from limpet.evaluation.judges import BUILTIN, load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
+from limpet.samplers import named_samplers
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
 
@@ -40,7 +41,7 @@ def run(
     judge: str | None = None,
     checker: str | None = None,
     batch_size: int | None = None,
-    where: Loading = DEFAULT_LOADING,
+    loading: Loading = DEFAULT_LOADING,
     texts: int = 1,
     json: Json = False,
 ) -> None:
@@ -62,10 +63,10 @@ def run(
         batch_size: samples that are computed at once
         texts: how many samples of each sampler to print side by side
     """
-    chosen = named_samplers(sampler or None, nfe)
-    denoiser = where.load(model)
+    chosen = named_samplers(sampler or SAMPLERS, nfe)
+    denoiser = loading.load(model)
     own_judge = source_judge(denoiser) if judge is None else None
-    scorer = own_judge or load_judge(judge or BUILTIN, where.device)
+    scorer = own_judge or load_judge(judge or BUILTIN, loading.device)
     with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * n) as tell:
 
         def report_for(name: str) -> Progress:

@@ -20,7 +20,7 @@ from limpet.cli.common import (
     err,
     named_samplers,
 )
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.generation import sample
 from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
@@ -62,7 +62,7 @@ def run(
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
-        extra(module, "serve")
+        import_extra(module, "serve")
     from limpet.server import workers
     from limpet.server.connections import Server
     from limpet.server.http import CALLS, application, listen

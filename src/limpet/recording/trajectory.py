@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, of_rows, sparse
-from limpet.diffusion.rng import SEEDS as SEED_LIMIT
-from limpet.diffusion.rng import CounterRNG
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, sparse
+from limpet.diffusion.rng import SEED_LIMIT, CounterRNG
 from limpet.errors import LimpetError
-from limpet.files import opened, write_whole
+from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
 from limpet.samplers import CRS, Sampler, as_sampler
@@ -154,12 +153,12 @@ class Trajectory:
         return _read(io.BytesIO(data), name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_whole(path, self.to_bytes())
+        write_file(path, self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trajectory:
         try:
-            with opened(path) as file:
+            with open_regular(path) as file:
                 return _read(file, os.fspath(path))
         except OSError as error:
             raise LimpetError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
@@ -276,9 +275,8 @@ def _tracing_backend(candidates: int, found: list[tuple[Tensor, Tensor]]) -> Bac
     def advance(head: Head, features: Tensor, plan: TracedPlan) -> Outcome:
         logits = head(features)
         outcome = sparse.BACKEND.advance(lambda rows: rows, logits, plan.inner)
-        tokens = plan.call.tokens[0]
-        call = of_rows(plan.call, torch.zeros_like(tokens))
-        scores = log_probs(logits[0], tokens, call, plan.transition.temperature)
+        every = torch.ones_like(plan.call.tokens).nonzero()
+        scores = log_probs(logits[0], every, plan.call, plan.transition.temperature)
         values, top_tokens = scores.topk(candidates, -1)
         found.append((top_tokens, (values - scores.logsumexp(-1, keepdim=True)).exp()))
         return outcome

@@ -31,16 +31,16 @@ class BlockRefinementMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockRefinement(Sampler):
-    """Call r of N raises the number of committed tokens to ceil((r + 1) L / N) of L free positions, the most confident
-    first, and commits every other token whose confidence exceeds the threshold. The others become uniform noise.
+    """Each call commits its most confident tokens up to a quota, and all above a threshold; the others become noise.
 
-    The whole sequence is one block (LLaDA, arXiv 2502.09992; on uniform states as in diffusers' scheduler of this
-    name). A committed token may be edited if another token is confident enough (LLaDA2.1)."""
+    Call r of N raises the number of committed tokens to ceil((r + 1) L / N) of L. The whole sequence is one block
+    (LLaDA, arXiv 2502.09992; on uniform states as in diffusers' scheduler). A committed token may be edited
+    if another token is confident enough (LLaDA2.1)."""
 
     nfe: int = param(64, "Network calls per sample; the last commits the remaining tokens.", low=2)
     threshold: float = param(0.95, "Confidence above which a token is committed beyond the quota.", low=0, high=1)
     editing: float | None = param(
-        None, "Confidence above which another token replaces a committed one. None: never.", low=0, high=1
+        None, "Confidence that replaces a committed token. None: never replaced.", low=0, high=1
     )
     temperature: float = param(
         0.0, "Softmax temperature of the draws. At 0 the argmax is taken, with its confidence at 1.", low=0, high=1e6

@@ -40,19 +40,15 @@ class ReplayMemory(Memory):
 
 @dataclass(frozen=True)
 class CRS(Native):
-    """Native steps. After warmup, the most confident predictions are committed and shown to the network."""
+    """Native steps; after warmup, the most confident predictions are committed and shown to the network."""
 
     final_step: CRSFinalStep = param("argmax", FINAL_STEP_HELP, since="warmup")  # type: ignore[assignment]
-    horizon: int | None = param(
-        None, "For how many later calls a committed token is visible. None: for all.", low=1, since="warmup"
-    )
-    budget: float = param(
-        0.5, "Total deficit that may be committed, as a fraction of the generated length.", low=0, since="warmup"
-    )
+    horizon: int | None = param(None, "Later calls that see a committed token. None: all.", low=1, since="warmup")
+    budget: float = param(0.5, "Most deficit committed, per position of generated length.", low=0, since="warmup")
     spacing: int = param(4, "Positions committed in one call are more than this far apart.", low=0, since="warmup")
     count: int | None = param(
         None,
-        "Most positions committed in one call. None: the generated length over the steps after warmup, rounded up.",
+        "Most positions committed in one call. None: the length over the steps after warmup, rounded up.",
         low=0,
         since="warmup",
     )
@@ -62,12 +58,8 @@ class CRS(Native):
         "argmax of each later call, of every second call, or of alternate positions; the tokens of a replayed memory.",
         since="warmup",
     )
-    value_top_p: float = param(
-        0.9, "Probability mass of the nucleus that values=nucleus draws from.", above=0, high=1, since="warmup"
-    )
-    write: Write = param(
-        "input", "Where committed tokens are written: the model input, the output, or both.", since="warmup"
-    )
+    value_top_p: float = param(0.9, "top_p of the draw for values=nucleus.", above=0, high=1, since="warmup")
+    write: Write = param("input", "Whether committed tokens enter the model input, the output or both.", since="warmup")
 
     def init(self, ctx: Context) -> State:
         if self.values == "recorded":

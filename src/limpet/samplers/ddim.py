@@ -18,9 +18,7 @@ from limpet.samplers.params import param
 class DDIM(Native):
     """A position keeps its token, or is drawn from its posterior, or becomes noise."""
 
-    stay: float = param(
-        1.0, "How often a token stays, as a fraction of the maximum; at 1 no step adds noise.", low=0, high=1
-    )
+    stay: float = param(1.0, "How often a token stays, as a fraction of the maximum.", low=0, high=1)
 
     def coins(self, signal_t: float, signal_s: float, call: int) -> Coins:
         return coupled(signal_t, signal_s, self.stay * (1 - signal_s) / (1 - signal_t))

@@ -33,22 +33,19 @@ class EntropyBoundMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class EntropyBound(Sampler):
-    """Each call draws every token, and accepts draws in ascending entropy while the entropies before sum to at most the
-    bound. The bound limits the mutual information of the accepted tokens. The others become uniform noise, and the next
-    call decides again (arXiv 2505.24857, on uniform states as in DiffusionGemma).
+    """Each call draws every token, and accepts draws in ascending entropy while the entropies before sum to the bound.
+
+    The bound limits the mutual information of the accepted tokens. The others become uniform noise, and the next call
+    decides again (arXiv 2505.24857, on uniform states as in DiffusionGemma).
 
     A sample whose argmax is stable stops. Its remaining calls are made and counted, and change nothing."""
 
     nfe: int = param(64, "Network calls per sample; the last returns the argmax.", low=2)
     bound: float = param(0.1, "Most nats of entropy, summed over the draws accepted before.", low=0, high=1e6)
     first_temperature: float = param(0.8, "Softmax temperature of the first call.", above=0, high=1e6)
-    last_temperature: float = param(
-        0.4, "Softmax temperature that the calls approach in equal steps.", above=0, high=1e6
-    )
+    last_temperature: float = param(0.4, "Temperature that the calls approach in equal steps.", above=0, high=1e6)
     clock: Clock = param("share", CLOCK_HELP.format("accepted"))
-    settled: float | None = param(
-        0.005, "A sample stops if its argmax is stable and its mean entropy is below this. None: never.", low=0
-    )
+    settled: float | None = param(0.005, "A stable sample stops below this mean entropy. None: never.", low=0)
     distribution: WhichDistribution = param("leave-one-out", DISTRIBUTION_HELP)
     patience: int = param(1, "Calls in a row without a change after which the argmax is stable.", low=1)
 

@@ -20,16 +20,13 @@ from limpet.samplers.predictions import best_positions, read_predictions
 
 @dataclass(frozen=True)
 class GIDDAdaptive(Sampler):
-    """Each call sets the positions with the largest max h - h(z) to their argmax, and keeps the others (the adaptive
-    step of GIDD's sequel, arXiv 2512.10858).
+    """Each call sets the positions with the largest max h - h(z) to their argmax, and keeps the others.
 
-    There, the prior pi(z) of the current token also counts; on uniform states it is 1 / V everywhere. Nothing is
-    stored: a later call may set any position again."""
+    This is the adaptive step of GIDD's sequel (arXiv 2512.10858). There, the prior pi(z) of the current token also
+    counts; on uniform states it is 1 / V everywhere. Nothing is stored: a later call may set any position again."""
 
     nfe: int = param(64, "Network calls per sample.", low=2)
-    count: int | None = param(
-        None, "Positions set in one call. None: the generated length over the calls that set positions.", low=0
-    )
+    count: int | None = param(None, "Positions set in one call. None: the length over the calls that set.", low=0)
     final_step: Literal["state", "argmax"] = param(
         "state", "The last call: set positions like the other calls, or return the argmax."
     )
@@ -72,21 +69,19 @@ class CorrectionMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class GIDDCorrection(Native):
-    """A native sample, then calls that each change one of its tokens. Each call draws tokens from a sharpened
-    distribution at nearly no noise, and takes the most likely draw that differs from the sample (arXiv 2503.04482).
+    """A native sample, then calls that each change one of its tokens.
+
+    Each call draws tokens from a sharpened distribution at nearly no noise, and takes the most likely draw that differs
+    from the sample (arXiv 2503.04482).
 
     A sample stops if a call changes nothing, or if its agreement with the argmax has not increased for a while. Its
     remaining calls are made and counted."""
 
-    corrections: int | None = param(
-        None, "Calls of nfe that correct, after the others have drawn a sample. None: half of them.", low=0
-    )
+    corrections: int | None = param(None, "Calls of nfe that correct, after the others. None: half of them.", low=0)
     correction_time: float = param(0.01, "The time given to the network when correcting.", low=process.EPS, high=1)
     sharpness: float = param(0.1, "Softmax temperature of the draws when correcting.", above=0, high=1e6)
     changes: int = param(1, "Most tokens changed by one correcting call.", low=1)
-    patience: int | None = param(
-        32, "A sample stops if its agreement has not increased for more than this many calls. None: never.", low=0
-    )
+    patience: int | None = param(32, "Calls without better agreement before a sample stops. None: any.", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,9 +24,11 @@ class UnguidedFeatures(NamedTuple):
 
 @dataclass(frozen=True)
 class Guided(Native):
-    """Native steps of two calls each. The first call reads the state with its fixed tokens noised, the second the state
-    itself. The step draws from the second distribution to the power 1 + weight over the first to the power weight
-    (arXiv 2207.12598; for discrete states 2412.10193).
+    """Native steps guided toward the fixed tokens, with two calls each.
+
+    The first call reads the state with its fixed tokens noised, the second the state itself. The step draws from the
+    second distribution to the power 1 + weight over the first to the power weight (arXiv 2207.12598; for discrete
+    states 2412.10193).
 
     At weight 0 the states are those of the native sampler with half the calls. The last call of an odd nfe is the final
     step, and reads the state itself without guidance."""

@@ -18,32 +18,20 @@ from limpet.samplers.params import param
 
 @dataclass(frozen=True)
 class Mend(CRS):
-    """CRS. Each call also revises the visible committed tokens that its predictions contradict most.
+    """CRS in which each call also revises the committed tokens that its predictions contradict most.
 
     If all tokens were revised at once, neighbours would change because of each other's old values. If one token is
     revised after another, each revision accounts for those before it. Few revisions per call, far apart, are close to
     that."""
 
     final_step: CRSFinalStep = param("keep", FINAL_STEP_HELP, since="warmup")
-    late_top_p: float | None = param(
-        0.8, "top_p of the steps after warmup. None: the same top_p throughout.", above=0, high=1, since="warmup"
-    )
-    budget: float = param(
-        1.0, "Total deficit that may be committed, as a fraction of the generated length.", low=0, since="warmup"
-    )
+    late_top_p: float | None = param(0.8, "top_p after warmup. None: top_p.", above=0, high=1, since="warmup")
+    budget: float = param(1.0, "Most deficit committed, per position of generated length.", low=0, since="warmup")
     spacing: int = param(2, "Positions committed in one call are more than this far apart.", low=0, since="warmup")
-    revise: int | None = param(
-        None,
-        "Most tokens revised in one call. None: a thirty-second of the generated length, rounded up.",
-        low=0,
-        since="warmup",
-    )
+    revise: int | None = param(None, "Most tokens revised in one call. None: the length / 32.", low=0, since="warmup")
     revise_spacing: int = param(4, "Tokens revised in one call are more than this far apart.", low=0, since="warmup")
     revise_every: int | None = param(
-        None,
-        "Calls from one inspection of a committed token to the next; more is cheaper. None: nfe / 32, rounded up.",
-        low=1,
-        since="warmup",
+        None, "Calls from one inspection of a committed token to the next. None: nfe / 32.", low=1, since="warmup"
     )
 
     @property

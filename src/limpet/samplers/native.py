@@ -23,36 +23,18 @@ class Native(Sampler):
     """Ancestral sampling: every position can change until the last call."""
 
     nfe: int = param(64, "Network calls per sample: nfe - 1 reverse steps and the final step.", low=2)
-    warmup: float = param(
-        0.33,
-        "Fraction of the reverse steps that count as early. The two-piece grid has its split there.",
-        low=0,
-        high=1,
-    )
+    warmup: float = param(0.33, "Fraction of early steps, which also splits the two-piece grid.", low=0, high=1)
     grid: Grid = param(
         "two-piece", "Times of the calls: equal steps on each side of the split; equal steps; or ever smaller steps."
     )
-    interleave: bool = param(
-        False,
-        "Update even and odd positions alternately, each over the span of two calls, so no two neighbours change.",
-    )
+    interleave: bool = param(False, "Update even and odd positions alternately, each over the span of two calls.")
     temperature: float = param(1.0, "Softmax temperature, applied before top-p.", above=0, high=1e6)
     top_p: float = param(1.0, "Probability mass of the nucleus. 1 keeps every token.", above=0, high=1)
-    late_top_p: float | None = param(
-        None, "top_p of the steps after warmup. None: the same top_p throughout.", above=0, high=1, since="warmup"
-    )
-    boundary: Boundary = param(
-        "released", "Whether top-p keeps one more token at an exact tie (released) or not (paper)."
-    )
-    top_k: int | None = param(
-        None, "Draw from this many of the most likely tokens. None: all tokens.", low=1, counts="vocabulary"
-    )
-    min_p: float = param(
-        0.0, "Draw only tokens at least this fraction as likely as the most likely one.", low=0, high=1
-    )
-    final_step: FinalStep = param(
-        "sample", "The last call: one more draw, as in the released code, or the argmax.", since="final step"
-    )
+    late_top_p: float | None = param(None, "top_p after warmup. None: top_p.", above=0, high=1, since="warmup")
+    boundary: Boundary = param("released", "Whether top-p keeps one more token at an exact tie (released) or not.")
+    top_k: int | None = param(None, "Most tokens to draw from. None: all.", low=1, counts="vocabulary")
+    min_p: float = param(0.0, "Draw tokens at least this fraction as likely as the likeliest.", low=0, high=1)
+    final_step: FinalStep = param("sample", "The last call: one more draw, or the argmax.", since="final step")
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -119,11 +101,9 @@ class Native(Sampler):
         if type(other) is not type(self):
             return min(mine.warmup_calls, theirs.warmup_calls, mine.shared_calls(theirs))
         since = {"start": 0, "warmup": self.warmup_calls, "final step": self.nfe - 1}
-        starts = (since[one.since] for name, one in params(type(self)).items() if self._differs(other, name))
+        known = params(type(self))
+        starts = (since[known[name].since] for name in known if getattr(self, name) != getattr(other, name))
         return min(starts, default=self.nfe)
-
-    def _differs(self, other: Sampler, name: str) -> bool:
-        return bool(getattr(self, name) != getattr(other, name))
 
     def native_opening(self) -> Native | None:
         """The native sampler whose calls this sampler makes until the warmup ends. A subclass must say so itself."""

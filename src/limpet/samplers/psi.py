@@ -35,8 +35,9 @@ RULES: dict[Rule, Callable[[float, float, float, float], float]] = {
 
 @dataclass(frozen=True)
 class Psi(Native):
-    """Each step is native with probability kappa = 1 - sigma / (1 - signal after it). Otherwise it forgets the current
-    token and draws from the posterior with new noise."""
+    """Native steps that sometimes forget the current token and draw it again from its posterior, with new noise.
+
+    A step is native with probability kappa = 1 - sigma / (1 - signal after it)."""
 
     rule: Rule = param(
         "rescale",

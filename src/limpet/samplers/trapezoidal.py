@@ -35,8 +35,9 @@ class LeapCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Trapezoidal(Native):
-    """The state jumps at the rates of the reverse process, held constant during a leap. A step leaps theta of its span,
-    makes a second call, and leaps the rest at extrapolated rates (arXiv 2502.00234).
+    """The state jumps at the rates of the reverse process, held constant during a leap.
+
+    A step leaps theta of its span, makes a second call, and leaps the rest at extrapolated rates (arXiv 2502.00234).
 
     The rate from z to y is (-a' / (a V)) p(y) / p(z), where a is the signal and p = a h + (1 - a) / V the distribution
     of the noisy token. Each step has two calls, the final step has one. An even nfe begins with one ancestral step,
