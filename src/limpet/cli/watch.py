@@ -10,11 +10,12 @@ from typing import Any
 import tyro
 from rich.live import Live
 
-from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, Length, Loading, Model, SamplerTexts, named_samplers, out
+from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, Length, Loading, Model, SamplerTexts, out
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
+from limpet.samplers import named_samplers
 
 
 def run(
