@@ -10,7 +10,15 @@ from typing import Any
 import tyro
 from rich.live import Live
 
-from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, Length, Loading, Model, SamplerTexts, out
+from limpet.cli.common import (
+    DEFAULT_LOADING,
+    DEFAULT_MODEL,
+    Length,
+    Loading,
+    Model,
+    SamplerTexts,
+    out,
+)
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
