@@ -265,14 +265,11 @@ def test_text_and_figure_have_the_measured_numbers() -> None:
     results = results_at(points, (0.0, 0.0))
     found = fastest(about, results)
     drawn = BENCH["figure"]([about], results, SMOKE)
-    text, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
+    text = BENCH["page"](found, drawn, SMOKE, [about])
     mixture = "50% `mend`, 50% `mend budget=.25`"
     assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {mixture} | -0.400 ± 0.000 | 0.5 | 120 |" in text
     assert "exact:words, d (batch 4, the released functions 2)" in text
     assert "top-p .9 and 8 calls" in text
-    leads = " ".join(front.split())
-    assert "top-p .9 and 8 calls take 60 s. With their default final step, a sample" in leads
-    assert "on `words` 2 calls of `mend budget=.25`, 120 times as fast" in leads
     larger = {**about, "about": {"device": "d", "model": "trained-like", "every sampler up to": 2, "study": "pareto"}}
     assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # its texts have no judge
     assert "is random" not in text
@@ -294,32 +291,24 @@ def test_the_study_and_its_times_are_joined(times: Path, tmp_path: Path) -> None
     assert not run(one, store, local(models=models), models).failed
     report.write_report(collect(one, store), tmp_path / "pareto-smoke")
     (tmp_path / "docs").mkdir()
-    for name in ("docs/speed.md", "README.md"):
-        (tmp_path / name).write_text(MARKED)
+    (tmp_path / "docs/speed.md").write_text(MARKED)
     BENCH["main"](["--preset", "smoke", "join", str(times), "--reports", str(tmp_path), "--root", str(tmp_path)])
     assert (tmp_path / "docs/images/pareto.svg").read_bytes().startswith(b"<?xml")
     found = fastest(json.loads(times.read_text()), report.read_report(one, tmp_path / "pareto-smoke"))
-    text, front = (tmp_path / "docs/speed.md").read_text(), (tmp_path / "README.md").read_text()
+    text = (tmp_path / "docs/speed.md").read_text()
     assert found
     assert all(cheapest.row in text for cheapest in found)
-    assert all(one.startswith("top\n") and one.endswith("<!-- end -->\nbottom\n") for one in (text, front))
+    assert text.startswith("top\n")
+    assert text.endswith("<!-- end -->\nbottom\n")
 
 
-def test_pages_have_what_was_measured(tmp_path: Path) -> None:
+def test_the_page_has_what_was_measured(tmp_path: Path) -> None:
     """Text and figure follow from the committed times and reports."""
-    pages = ("docs/speed.md", "README.md")
     (tmp_path / "docs").mkdir()
-    for name in pages:
-        shutil.copy(ROOT / name, tmp_path / name)
-    BENCH["main"](
-        [
-            "join",
-            *(str(MEASURED / f"{name}.json") for name in ("pareto-h200", "pareto-cpu", "interleave-cpu")),
-            "--root",
-            str(tmp_path),
-        ]
-    )
-    assert all((tmp_path / name).read_text() == (ROOT / name).read_text() for name in pages)
+    shutil.copy(ROOT / "docs/speed.md", tmp_path / "docs/speed.md")
+    times = (str(MEASURED / f"{name}.json") for name in ("pareto-h200", "pareto-cpu", "interleave-cpu"))
+    BENCH["main"](["join", *times, "--root", str(tmp_path)])
+    assert (tmp_path / "docs/speed.md").read_text() == (ROOT / "docs/speed.md").read_text()
 
 
 def test_what_the_released_quality_costs_on_a_gpu() -> None:
