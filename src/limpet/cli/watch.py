@@ -17,13 +17,13 @@ from limpet.cli.common import (
     Loading,
     Model,
     SamplerTexts,
-    named_samplers,
     out,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
+from limpet.samplers import named_samplers
 
 
 def run(
