@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bleu.py
 
-Ids are drawn from a Zipf distribution. NLTK's time grows with the square of the number of texts, so it runs on a smaller set;
+Ids are drawn from a Zipf distribution. NLTK's time grows with the square of the number of texts, so its sets are small;
 the last line is the size of one cell of the paper, 256 texts of 1024 ids, here alone."""
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if __name__ == "__main__":
     print("texts  length   NLTK s  limpet s   ratio  largest difference")
     for texts, length in ((16, 256), (32, 256), (64, 256), (64, 1024)):
         tokens = zipf(texts, length)
-        ours, mine = timed(self_bleu, tokens)
+        ours, own = timed(self_bleu, tokens)
         theirs, reference = timed(nltk_self_bleu, tokens)
-        apart = np.abs(mine - reference).max()
+        apart = np.abs(own - reference).max()
         print(f"{texts:5}  {length:6}  {theirs:7.2f}  {ours:8.4f}  {theirs / ours:6.0f}  {apart:.1e}")
     ours, _ = timed(self_bleu, zipf(256, 1024))
     print(f"{256:5}  {1024:6}        -  {ours:8.4f}")

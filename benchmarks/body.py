@@ -5,8 +5,8 @@
     TRITON_INTERPRET=1 python benchmarks/body.py --tiny --out /tmp/body.json
 
 It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
-as it is there, a part that fails does not take the others with it, and what --out has already is not measured again.
---tiny runs all of it on a CPU, at sizes whose times mean nothing."""
+as it is there, a part that fails does not stop the others, and what --out has is not measured again. --tiny runs all
+of it on a CPU, at sizes whose times mean nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ import argparse
 import itertools
 import json
 import math
-import statistics
 import sys
 import textwrap
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,56 +28,39 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from measuring import ON_GPU, ResultFile, milliseconds
 
 import limpet
 from blocks import put
 from limpet.evaluation import statistics as estimates
 from limpet.experiments import speed
-from limpet.models import duo_triton, float8, float8_kernels
-from limpet.models.duo import Duo, Network, Shape, in_float8
-from limpet.models.duo_triton import FusedBody
+from limpet.models import ModelInput, duo_triton, float8, float8_kernels
+from limpet.models.duo import Duo, DuoNetwork, DuoShape, in_float8
+from limpet.models.duo_triton import FusedBackbone
 from limpet.models.float8_kernels import TILE, Tile
 from limpet.samplers import CRS, Mend, Native, Sampler
 from trained_like import trained_like
 
-ON_GPU = torch.cuda.is_available()
 PLACE = torch.device("cuda" if ON_GPU else "cpu")
 BACKENDS = {
-    "cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}  # fmt: skip
+}
 NORMS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8))  # positions together, warps
 WARPS = (1, 2, 4, 8)
 TILES = (TILE, Tile(128, 128, 128, 8, 3), Tile(128, 256, 128, 8, 3))
-IN_A_ROW = 8  # joined products launched one after the other, as in a body: what a launch takes is hidden but for one
-RELEASED = (
-    16  # texts at once up to which the released functions stand beside: each keeps several float64 distributions of all
-)
-FEW = 8  # of their calls
-MADE = ("queries, keys, values", "MLP up", "MLP down")  # what float8 products make
+IN_A_ROW = 8  # joined products launched one after the other, as in a backbone, so that only one launch is not hidden
+MAX_RELEASED = 16  # batch size up to which the released functions, with several float64 distributions, are timed
+RELEASED_CALLS = 8
+FLOAT8_PRODUCTS = ("queries, keys, values", "MLP up", "MLP down")
 
 
 def settle() -> None:
     if ON_GPU:
         torch.cuda.synchronize()
-
-
-def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
-    """Median, launches included."""
-    if not ON_GPU:
-        function()
-        begun = time.perf_counter()
-        function()
-        return 1000 * (time.perf_counter() - begun)
-    times = []
-    for _ in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
 
 
 def rate(
@@ -123,9 +103,9 @@ def profile(function: Callable[[], object]) -> list[dict[str, Any]]:
     ]
 
 
-def attention(shape: Shape, batch: int) -> dict[str, Any]:
-    """Each backend on queries, keys and values side by side, as the body passes them; on separate ones; on such copies,
-    the copying included. And whether the result can be read as rows without a copy."""
+def attention(shape: DuoShape, batch: int) -> dict[str, Any]:
+    """Each backend on queries, keys and values side by side, as the backbone passes them; on separate ones; and on
+    copies, the copying included. Also whether the result can be read as rows without a copy."""
     heads, length, width = shape.heads, shape.length, shape.width
     packed = torch.randn(batch, length, 3 * width, device=PLACE).bfloat16()
     flop = 4 * batch * length * length * width
@@ -150,14 +130,14 @@ def attention(shape: Shape, batch: int) -> dict[str, Any]:
             mixed = attend(side_by_side()).transpose(1, 2)
             found[name]["rows without a copy"] = mixed.flatten(2).data_ptr() == mixed.data_ptr()
     q, kv = packed[..., :width], packed[..., width:]
-    found["as the body calls it"] = rate(lambda: duo_triton._attended(q, kv, heads), flop)
+    found["as the backbone calls it"] = rate(lambda: duo_triton._attended(q, kv, heads), flop)
     index = torch.randperm(batch * length, device=PLACE)[: batch * length // 6].sort().values.int()
     few = q.flatten(0, 1).index_select(0, index)
     found["from a sixth of the positions"] = rate(lambda: duo_triton._attended(few, kv, heads, index), flop / 6)
     return found
 
 
-def products(shape: Shape, batch: int) -> dict[str, Any]:
+def products(shape: DuoShape, batch: int) -> dict[str, Any]:
     """Each matrix product of a block, and heads of as many rows as native and CRS paths need."""
     rows, width, hidden = batch * shape.length, shape.width, shape.hidden
     head = -(-shape.vocab_size // 64) * 64
@@ -174,7 +154,9 @@ def products(shape: Shape, batch: int) -> dict[str, Any]:
         low, matrix = float8.quantise(x), float8.quantise(weight)
         kept = float8.multiply(low, matrix, bias)
 
-        def scaled(fast: bool, low: float8.Scaled = low, matrix: float8.Scaled = matrix, bias: Tensor = bias) -> Tensor:
+        def scaled(
+            fast: bool, low: float8.Float8Rows = low, matrix: float8.Float8Rows = matrix, bias: Tensor = bias
+        ) -> Tensor:
             return torch._scaled_mm(
                 low.values, matrix.values.t(), scale_a=low.scales, scale_b=matrix.scales.t(), bias=bias,
                 out_dtype=torch.bfloat16, use_fast_accum=fast,
@@ -201,11 +183,11 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     """What stands between the products, by bytes that must travel: sums with norms, rotations, GELUs to float8."""
     shape = model.network.shape
     rows, width, hidden = batch * shape.length, shape.width, shape.hidden
-    body, block = FusedBody(model.network), model.network.blocks[0]
+    backbone, block = FusedBackbone(model.network), model.network.blocks[0]
     x = torch.randn(batch, shape.length, width, device=PLACE)
     first, second = (torch.randn_like(x).bfloat16() for _ in range(2))
     shift, scale, gate = (torch.randn(batch, 8, width, device=PLACE).bfloat16()[:, 3] for _ in range(3))
-    rooms = {"bfloat16": torch.empty_like(first), "float8": FusedBody(in_float8(model.network))._room(x)}
+    rooms = {"bfloat16": torch.empty_like(first), "float8": FusedBackbone(in_float8(model.network))._empty_rows(x)}
     found: dict[str, Any] = {}
     before = duo_triton.ROWS, duo_triton.WARPS
     for (name, room), (together, warps) in itertools.product(rooms.items(), NORMS):
@@ -224,7 +206,7 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
     for warps in WARPS:
         duo_triton.WARPS = warps
         found[f"rotation, {warps} warps"] = rate(
-            lambda: body._rotate(packed[..., : 2 * width], shape.length), traffic=rows * 2 * width * 4
+            lambda: backbone._rotate(packed[..., : 2 * width], shape.length), traffic=rows * 2 * width * 4
         )
         found[f"GELU to float8, {warps} warps"] = rate(lambda: duo_triton._gelu(large), traffic=rows * hidden * 3)
     duo_triton.ROWS, duo_triton.WARPS = before
@@ -235,10 +217,10 @@ def between(model: Duo, batch: int) -> dict[str, Any]:
 def joined(model: Duo, batch: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
     """Float8 products that rotate their result or take its GELU beside a product and a kernel after it, and how far the
     results are apart."""
-    shape, body = model.network.shape, FusedBody(in_float8(model.network))
-    body.joined, block = False, body.blocks[0]
+    shape, backbone = model.network.shape, FusedBackbone(in_float8(model.network))
+    backbone.joined, block = False, backbone.blocks[0]
     normed = float8.quantise(torch.randn(batch, shape.length, shape.width, device=PLACE))
-    rows, angles = duo_triton._rows(normed, None), body._angles(shape.length)
+    rows, angles = duo_triton._rows(normed, None), backbone._angles(shape.length)
     found: dict[str, Any] = {}
 
     def beside(what: str, outputs: int, both: Callable[[], Any], one: Callable[[Tile], Any]) -> None:
@@ -252,25 +234,25 @@ def joined(model: Duo, batch: int, tiles: tuple[Tile, ...]) -> dict[str, Any]:
 
     qkv, first = block.attn_qkv, block.mlp[0]
     beside(
-        "rotation", 3 * shape.width, lambda: body._qkv(block, normed).flatten(0, 1),
+        "rotation", 3 * shape.width, lambda: backbone._qkv(block, normed).flatten(0, 1),
         lambda tile: float8_kernels.rotated(rows, qkv, *angles, tile),
     )  # fmt: skip
     beside(
-        "GELU", shape.hidden, lambda: body._hidden(block, normed),
+        "GELU", shape.hidden, lambda: backbone._hidden(block, normed),
         lambda tile: float8_kernels.activated(rows, first, tile),
     )  # fmt: skip
     return found
 
 
-def plain(result: Tensor | float8.Scaled) -> Tensor:
-    return result.values.float() * result.scales if isinstance(result, float8.Scaled) else result.float()
+def plain(result: Tensor | float8.Float8Rows) -> Tensor:
+    return result.values.float() * result.scales if isinstance(result, float8.Float8Rows) else result.float()
 
 
-def distributions(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> dict[str, float]:
+def distribution_changes(pairs: dict[str, Duo], inputs: list[tuple[float, Tensor]]) -> dict[str, float]:
     """Mean total variation between the distributions of bfloat16 and of another precision, and how much of an argmax's
     probability the other's argmax misses."""
     found, base = {}, pairs["bfloat16"]
-    for (name, model), (t, tokens) in itertools.product(pairs.items(), seen):
+    for (name, model), (t, tokens) in itertools.product(pairs.items(), inputs):
         if model is base:
             continue
         one, other = (each.logits(tokens, t).float().softmax(-1) for each in (base, model))
@@ -281,47 +263,46 @@ def distributions(pairs: dict[str, Duo], seen: list[tuple[float, Tensor]]) -> di
     return found
 
 
-def one_product(network: Network, kind: str) -> Network:
+def one_product(network: DuoNetwork, kind: str) -> DuoNetwork:
     """The network with products of one kind in float8."""
     twin = in_float8(network)
     for block, plain in zip(twin.blocks, network.blocks, strict=True):
-        qkv, up, down = ((block if kind == each else plain) for each in MADE)
+        qkv, up, down = ((block if kind == each else plain) for each in FLOAT8_PRODUCTS)
         block.attn_qkv = qkv.attn_qkv
         block.mlp = torch.nn.Sequential(up.mlp[0], plain.mlp[1], down.mlp[2])
     return twin
 
 
-def laws_by_product(network: Network, seen: list[tuple[float, Tensor]]) -> dict[str, float]:
-    """What each kind of product does by itself, and all together. The body of a GPU takes all or none."""
-    pairs = {kind: Duo(one_product(network, kind), precision="bfloat16") for kind in MADE}
-    return distributions(
-        {"bfloat16": Duo(network, precision="bfloat16"), **pairs, "all": Duo(network, precision="float8")}, seen
-    )
+def changes_by_product(network: DuoNetwork, inputs: list[tuple[float, Tensor]]) -> dict[str, float]:
+    """What each kind of product changes by itself, and all together. The backbone on a GPU has all or none."""
+    pairs = {kind: Duo(one_product(network, kind), precision="bfloat16") for kind in FLOAT8_PRODUCTS}
+    whole = {"bfloat16": Duo(network, precision="bfloat16"), "all": Duo(network, precision="float8")}
+    return distribution_changes({**whole, **pairs}, inputs)
 
 
-def mini_laws(name: str, n: int, nfe: int) -> dict[str, float]:
+def builtin_changes(name: str, n: int, nfe: int) -> dict[str, float]:
     """On its own texts under noise."""
     pairs = {each: limpet.load(name, device=PLACE, precision=each) for each in ("bfloat16", "float8", "float32")}
     base = pairs["bfloat16"]
     clean = limpet.sample(base, Mend(nfe=nfe), n=n, seed=1).tokens.to(PLACE)
-    generator, seen = torch.Generator(PLACE).manual_seed(3), []
+    generator, inputs = torch.Generator(PLACE).manual_seed(3), []
     for t in (0.9, 0.7, 0.5, 0.3, 0.1, 0.02):
         noise = torch.randint(base.vocab_size, clean.shape, generator=generator, device=PLACE)
         keep = torch.rand(clean.shape, generator=generator, device=PLACE) < float(base.schedule.signal(t))
-        seen.append((t, torch.where(keep, clean, noise)))
-    return distributions(pairs, seen)
+        inputs.append((t, torch.where(keep, clean, noise)))
+    return distribution_changes(pairs, inputs)
 
 
 def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
-    """NLL and entropy of four shards of texts in both precisions from the same seeds, and the difference by shards."""
+    """NLL and entropy of texts in both precisions under four seeds, and the difference paired by seed."""
     judge, found = limpet.load_judge(device=PLACE), {}
-    arms = {"native": Native(nfe=nfe), "CRS": CRS(nfe=nfe), "Mend": Mend(nfe=nfe)}
+    samplers: dict[str, Sampler | str] = {"native": Native(nfe=nfe), "CRS": CRS(nfe=nfe), "Mend": Mend(nfe=nfe)}
     low, lower = (
-        limpet.compare(limpet.load(name, device=PLACE, precision=each), arms, n=n, judge=judge).arms
+        limpet.compare(limpet.load(name, device=PLACE, precision=each), samplers, n=n, judge=judge).samplers
         for each in ("bfloat16", "float8")
     )
     for one, other in zip(low, lower, strict=True):
-        pairs = {"nll": (one.nll, other.nll), "entropy": (one.values["entropy"], other.values["entropy"])}
+        pairs = {measure: (one.scores.values[measure], other.scores.values[measure]) for measure in ("nll", "entropy")}
         found[one.name] = {
             what: {
                 "bfloat16": estimates.mean_se(mine).to_dict(), "float8": estimates.mean_se(theirs).to_dict(),
@@ -333,9 +314,9 @@ def texts(name: str, n: int, nfe: int) -> dict[str, Any]:
 
 
 def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, Any]:
-    """Generations in both precisions in turns with bare forwards in bfloat16, compiled; of few texts, beside the
-    released functions round these."""
-    low, small = models["bfloat16"], batch <= RELEASED
+    """Generations in both precisions, alternately with compiled bare forwards in bfloat16. Small batches are timed
+    beside the released functions around these forwards."""
+    low, small = models["bfloat16"], batch <= MAX_RELEASED
     bare = torch.compile(low.network, dynamic=False) if ON_GPU else low.network
     samplers: dict[str, Sampler] = {"native": Native()}
     samplers |= {"top-p .9": Native(top_p=0.9)} if small else {"CRS": CRS(), "Mend": Mend()}
@@ -344,10 +325,10 @@ def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, 
         contenders[f"{precision} {name}"] = speed.generation(model, sampler, batch)
     costs = speed.measure(contenders, nfe, batch * low.length, runs, PLACE)
     found: dict[str, Any] = {name: cost and per_call(cost, nfe) for name, cost in costs.items()}
-    if small:  # every call of the released functions does the same, so that few tell what all would take
+    if small:  # all calls of the released functions take the same time, so a few are enough
         released = {"bare": contenders["bare"], **speed.released_generations(low, bare, batch, samplers)}
-        theirs = speed.measure(released, FEW, batch * low.length, 1, PLACE)
-        found |= {name: cost and per_call(cost, FEW) for name, cost in theirs.items() if name != "bare"}
+        theirs = speed.measure(released, RELEASED_CALLS, batch * low.length, 1, PLACE)
+        found |= {name: cost and per_call(cost, RELEASED_CALLS) for name, cost in theirs.items() if name != "bare"}
         for precision, name in itertools.product(models, samplers):
             one, other = found[f"released {name}"], found[f"{precision} {name}"]
             if one and other:
@@ -365,11 +346,7 @@ KINDS = {
     "attention": ("sdpa", "flash", "fmha"), "sums, gates, norms": ("_norm_kernel",), "rotation": ("_rotate_kernel",),
     "GELU": ("_gelu_kernel",), "matrix products": ("nvjet", "gemm", "cutlass", "_kernel"),
 }  # fmt: skip
-READ = {
-    "native": "moved",
-    "CRS": "looked at",
-    "Mend": "looked at",
-}  # what is mostly done with a distribution, by sampler
+READ = {"native": "moved", "CRS": "inspected", "Mend": "inspected"}  # what is mostly done with a prediction
 STREAM, TURNED = 22, 8  # bytes of a feature that a block's two norms move, and its rotation, in bfloat16
 
 
@@ -385,7 +362,7 @@ def kinds(kernels: list[dict[str, Any]]) -> dict[str, float]:
 def least(found: dict[str, Any], precision: str, rows: float) -> float:
     """Milliseconds of a call at batch 64 if its products and its attention took what each takes by itself, a head and a
     last block of only these rows, and what must travel between them went at the speed of a copy."""
-    shape, low = Shape(), precision == "float8"
+    shape, low = DuoShape(), precision == "float8"
     product = {name: one for name, one in found["products"].items() if isinstance(one, dict)}
     qkv, up, down = (product[name] for name in ("queries, keys, values", "MLP up", "MLP down"))
     mlp = up["float8"]["ms"] + down["float8"]["ms"]
@@ -393,7 +370,7 @@ def least(found: dict[str, Any], precision: str, rows: float) -> float:
         mlp = up["bfloat16, bias and GELU"]["ms"] + down["bfloat16, bias"]["ms"]
     after = product["attention's output"]["bfloat16"]["ms"] + mlp
     whole, before = shape.blocks - 1, qkv[precision]["ms"]
-    mixed = found["attention"]["as the body calls it"]["ms"] * whole
+    mixed = found["attention"]["as the backbone calls it"]["ms"] * whole
     mixed += found["attention"]["from a sixth of the positions"]["ms"]
     head = product["head, 41% of the rows"]["bfloat16"]["ms"] / 0.41
     between = shape.blocks * 64 * shape.length * shape.width * (STREAM - 2 * low + TURNED * (not low))
@@ -402,9 +379,9 @@ def least(found: dict[str, Any], precision: str, rows: float) -> float:
 
 
 def spent(found: dict[str, Any]) -> Iterator[str]:
-    """A body's time by kind of kernel, in every precision that was profiled."""
+    """A backbone's time by kind of kernel, in every precision that was profiled."""
     profiles = {name.removeprefix("profile "): kinds(one) for name, one in found.items() if name.startswith("profile")}
-    yield f"| a body at batch 64, ms by profile | {' | '.join(profiles)} |"
+    yield f"| a backbone at batch 64, ms by profile | {' | '.join(profiles)} |"
     yield "|---|" + "---|" * len(profiles)
     for kind in [*KINDS, "rest"]:
         yield f"| {kind} | {' | '.join(f'{one[kind]:.1f}' for one in profiles.values())} |"
@@ -419,22 +396,22 @@ def paths(found: dict[str, Any], parts: dict[str, float]) -> Iterator[str]:
     for name, one in times.items():
         precision, _, sampler = name.partition(" ")
         rows = one["head_rows"]
-        told = f"| {name} | {rows:.2f} | {min(one['ratios']):.3f} |"
+        start = f"| {name} | {rows:.2f} | {min(one['ratios']):.3f} |"
         if sampler in READ:
             floor = least(found, precision, rows)
-            yield f"{told} {floor / bare:.2f} | {(floor + rows * reading(parts, READ[sampler])) / bare:.2f} |"
+            yield f"{start} {floor / bare:.2f} | {(floor + rows * reading(parts, READ[sampler])) / bare:.2f} |"
         elif name != "bare":  # a candidate
-            yield f"{told} | |"
+            yield f"{start} | |"
 
 
 def reading(parts: dict[str, float], how: str) -> float:
-    """Milliseconds for the distributions of all positions at batch 64, from benchmarks/gpu.py's time for some of them."""
-    return parts[f"rows {how}, 2048 8 64"] * 64 * Shape().length / 5248
+    """Milliseconds for the predictions of all positions at batch 64, from benchmarks/gpu.py's time for some of them."""
+    return parts[f"rows {how}, 2048 8 64"] * 64 * DuoShape().length / 5248
 
 
 def alone(found: dict[str, Any]) -> str:
     attention, between = found["attention"], found["between"]
-    mixed, flash = (attention["as the body calls it"]["TFLOP/s"], attention["flash"]["side by side"]["TFLOP/s"])
+    mixed, flash = (attention["as the backbone calls it"]["TFLOP/s"], attention["flash"]["side by side"]["TFLOP/s"])
     rates = [one["bfloat16"]["TFLOP/s"] for one in found["products"].values() if isinstance(one, dict)]
     norms = [f"norm to bfloat16, {n} updates, {duo_triton.ROWS} together, {duo_triton.WARPS} warps" for n in (1, 2)]
     slow, fast = sorted(between[name]["GB/s"] / 1000 for name in norms)
@@ -445,19 +422,20 @@ def alone(found: dict[str, Any]) -> str:
         f"has), the norms' kernel at {slow:.1f} to {fast:.1f} TB/s where a copy runs at "
         f"{between['copy']['GB/s'] / 1000:.1f}. The least is what a call would take if every product and all "
         f"attention ran as fast as alone, and all that travels between them at the speed of a copy: less takes other "
-        f"arithmetic. The last column adds the kernel that reads distributions, as fast as in the table of parts above; Mend "
-        f"also asks how far distributions contradict its labels, and draws from a nucleus, which were not timed by themselves."
+        f"arithmetic. The last column adds the kernel that reads distributions, as in the table of parts above. "
+        f"Mend also compares distributions with its committed tokens and draws from a nucleus, which were not timed by "
+        f"themselves."
     )
 
 
 def beside_released(found: dict[str, Any]) -> str:
     times = found["times batch 16 nfe 64"]
-    said = ", and ".join(
+    times_as_long = ", and ".join(
         f"{times[f'released native / {precision}']:.1f} and {times[f'released top-p .9 / {precision}']:.1f} times as "
         f"long as ours in {precision}"
         for precision in ("bfloat16", "float8")
     )
-    return f"At batch 16 and 64 calls the released functions, at p = 1 and p = .9, take {said}."
+    return f"At batch 16 and 64 calls the released functions, at p = 1 and p = .9, take {times_as_long}."
 
 
 def by_product(alone: dict[str, float]) -> str:
@@ -470,8 +448,8 @@ def by_product(alone: dict[str, float]) -> str:
     together = most.pop("all")
     least, largest = min(most.values()), max(most.values())
     return (
-        f"There each kind of product by itself, the others in bfloat16, moves distributions by {least:.2f} to {largest:.2f}, "
-        f"and all together by {together:.2f} (emulated on a CPU, without the kernels of a GPU): whichever of them is "
+        f"There each kind of product by itself, the others in bfloat16, moves distributions by {least:.2f} to "
+        f"{largest:.2f}, and all together by {together:.2f} (emulated on a CPU): whichever of them is "
         f"kept in float8, distributions move by more than .03."
     )
 
@@ -480,38 +458,42 @@ def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
     """What float8 does to distributions and to texts."""
     distributions = {
         name.removeprefix("distributions "): max(
-            v for what, v in one.items() if what.startswith("float8 ") and "exact" in what
+            v for what, v in one.items() if what.startswith("float8 ") and "variation" in what
         )
         for name, one in found.items()
         if name.startswith("distributions")
     }
     texts = {name.removeprefix("texts "): one for name, one in found.items() if name.startswith("texts")}
-    arms = [arm for one in texts.values() for arm in one.values()]
-    moved = {what: max((arm[what]["difference"] for arm in arms), key=lambda d: abs(d["mean"])) for what in arms[0]}
+    samplers = [sampler for one in texts.values() for sampler in one.values()]
+    moved = {
+        measure: max((one[measure]["difference"] for one in samplers), key=lambda change: abs(change["mean"]))
+        for measure in samplers[0]
+    }
     nll, entropy = (f"{one['mean']:+.3f} ± {one['se']:.3f}" for one in (moved["nll"], moved["entropy"]))
-    within = " and ".join(f"{errors(arms):.1f} errors on `{model}`" for model, arms in texts.items())
+    within = " and ".join(f"{errors(own):.1f} errors on `{model}`" for model, own in texts.items())
     return (
-        f"A distribution in float8 differs from bfloat16's by a total variation, on average, of at most {distributions['mini']:.3f} on "
-        f"`mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on their own texts under noise, and of "
-        f"{distributions['released shape']:.2f} with random weights of the released size, where every error is amplified. "
+        f"A distribution in float8 differs from bfloat16's by a total variation, on average, of at most "
+        f"{distributions['mini']:.3f} on `mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on their "
+        f"own texts under noise, and of {distributions['released shape']:.2f} with random weights of the released "
+        f"size, which amplify every error. "
         f"{by_product(apart)} Of 4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's "
         f"within {within}; paired, on the same randomness, they move by up to {nll} and {entropy} nats."
     )
 
 
-def errors(arms: dict[str, Any]) -> float:
+def errors(samplers: dict[str, Any]) -> float:
     """How many errors of a difference of independent texts the two precisions are apart at most."""
     return max(
         abs(one["difference"]["mean"]) / math.hypot(one["bfloat16"]["se"], one["float8"]["se"])
-        for arm in arms.values()
-        for one in arm.values()
+        for sampler in samplers.values()
+        for one in sampler.values()
     )
 
 
 def page(found: dict[str, Any], parts: dict[str, float], apart: dict[str, float]) -> str:
-    """The words of docs/speed.md on the body and on float8; `apart` is what each kind of product does to distributions."""
-    said = (alone(found), beside_released(found), changed(found, apart))
-    words = (textwrap.fill(one, 120, break_on_hyphens=False) for one in said)
+    """The text of docs/speed.md about the backbone and float8; `apart` has the changes by each kind of product."""
+    parts_of_text = (alone(found), beside_released(found), changed(found, apart))
+    words = (textwrap.fill(one, 120, break_on_hyphens=False) for one in parts_of_text)
     return "\n".join([*spent(found), "", *paths(found, parts), "", "\n\n".join(words)])
 
 
@@ -522,7 +504,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="parts whose names begin so")
     parser.add_argument("--page", type=Path, help="fill this page from --out and --parts, and measure nothing")
-    parser.add_argument("--parts", type=Path, default=Path("benchmarks/results/h200.json"), help="made by gpu.py")
+    parser.add_argument("--parts", type=Path, default=Path("benchmarks/results/h200.json"), help="written by gpu.py")
     parser.add_argument(
         "--products", type=Path, default=Path("benchmarks/results/float8-products.json"), help="likewise"
     )
@@ -533,46 +515,39 @@ def main() -> None:
         found, other, apart = (json.loads(path.read_text(encoding="utf-8")) for path in files)
         put(options.page, "body", page(found, other["parts"], apart["one product"]))
         return
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    found = json.loads(options.out.read_text()) if options.out.exists() else {}
-    found |= {"device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__}
+    results = ResultFile(options.out)
+    results.values |= {"device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__}
 
-    def section(name: str, function: Callable[..., Any], *given: Any) -> None:
-        if name in found or (options.only and not any(name.startswith(each) for each in options.only)):
-            return
-        try:
+    def section(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        if not options.only or any(name.startswith(each) for each in options.only):
             with torch.inference_mode():
-                found[name] = function(*given)
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
-            print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(found[name])}", flush=True)
-        except Exception:
-            traceback.print_exc()
-            print(f"FAILED: {name}", flush=True)
-        if ON_GPU:
-            torch.cuda.empty_cache()
+                results.measure(name, function, *arguments)
 
-    tiny = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=4, cond=16, hidden=128)
-    shape, batch = (tiny, 2) if options.tiny else (Shape(), options.batch)
+    tiny = DuoShape(vocab_size=300, length=16, width=64, blocks=2, heads=4, cond=16, hidden=128)
+    shape, batch = (tiny, 2) if options.tiny else (DuoShape(), options.batch)
     n, texts_n, nfe = (2, 2, 2) if options.tiny else (16, 256, 64)
     network = trained_like(shape).to(PLACE)
     models = {name: Duo(network, precision=name) for name in ("bfloat16", "float8")}
     tokens = torch.randint(shape.vocab_size, (batch, shape.length), device=PLACE)
     index = torch.randperm(tokens.numel(), device=PLACE)[: tokens.numel() // 6].sort().values.int()
     for name, model in models.items():
-        section(f"profile {name}", profile, lambda model=model: model.body(tokens, 0.4))
-        section(f"body {name}", rate, lambda model=model: model.body(tokens, 0.4))
-        section(f"body {name}, a sixth", rate, lambda model=model: model.body_at(tokens, 0.4, lambda: index))
+        section(f"profile {name}", profile, lambda model=model: model.backbone(ModelInput(tokens, 0.4)))
+        section(f"backbone {name}", rate, lambda model=model: model.backbone(ModelInput(tokens, 0.4)))
+        section(
+            f"backbone {name}, a sixth",
+            rate,
+            lambda model=model: model.backbone(ModelInput(tokens, 0.4, lambda: index)),
+        )
     section("attention", attention, shape, batch)
     section("products", products, shape, batch)
     section("joined", joined, models["bfloat16"], batch, (Tile(16, 64, 32, 4, 2),) if options.tiny else TILES)
     section("between", between, models["bfloat16"], batch)
     noisy = [(t, tokens[:2]) for t in (0.9, 0.5, 0.1)]
-    section("distributions released shape", distributions, models, noisy)
+    section("distributions released shape", distribution_changes, models, noisy)
     if not ON_GPU:
-        section("one product", laws_by_product, network, noisy)
+        section("one product", changes_by_product, network, noisy)
     for name in ("mini", "mini-distilled"):
-        section(f"distributions {name}", mini_laws, name, n, nfe)
+        section(f"distributions {name}", builtin_changes, name, n, nfe)
     section(f"times batch {batch} nfe {nfe}", times, models, batch, nfe, options.runs)
     for name in ("mini", "mini-distilled"):
         section(f"texts {name}", texts, name, texts_n, nfe)

@@ -3,20 +3,15 @@
     python benchmarks/gpu.py --out benchmarks/results/h200.json
 
 It needs torch, Triton and the package's own source beside it; nothing is downloaded. Every result is written as soon
-as it is there, a part that fails does not take the others with it, and a run that was stopped goes on: what --out has
-already is not measured again."""
+as it is there, a part that fails does not stop the others, and what --out has is not measured again."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import statistics
 import sys
-import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,20 +21,22 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from measuring import ResultFile, milliseconds
 
 from limpet import LimpetError
 from limpet.diffusion import selection
-from limpet.diffusion.backends import Backend, Input, Outcome, Transition, fused, sparse, testing
+from limpet.diffusion.backends import Backend, NetworkCall, Outcome, Transition, fused, sparse, testing
 from limpet.diffusion.rng import CounterRNG
 from limpet.diffusion.transitions import ancestral
 from limpet.diffusion.truncation import Support
 from limpet.experiments import speed
-from limpet.generation import Counted
-from limpet.models import Wrapped
-from limpet.models.duo import AlignedHead, Duo, Shape
+from limpet.generation import SEED, CountingDenoiser, Inputs, rollout
+from limpet.models import ModelInput, WrappedDenoiser
+from limpet.models.duo import Duo, DuoShape
+from limpet.models.networks import AlignedHead
 from limpet.samplers import CRS, Mend, Native, Sampler, parse
-from limpet.samplers.context import Context as Walk
-from limpet.samplers.context import generate, open_context
 from trained_like import released, trained_like
 
 CUDA = torch.device("cuda")
@@ -48,32 +45,26 @@ VOCAB = 50258
 
 def transition(tokens: Tensor, **changes: Any) -> Transition:
     every = torch.ones_like(tokens, dtype=torch.bool)
-    plain: dict[str, Any] = {
-        "call": 3,
-        "tokens": tokens,
-        "revise": every,
-        "inspect": every,
-        "coins": ancestral(0.4, 0.7),
-    }
-    return Transition(**(plain | changes))
+    fields = {"call": 3, "tokens": tokens, "revise": every, "inspect": every, "coins": ancestral(0.4, 0.7)}
+    return Transition(**{**fields, **changes})
 
 
-def shown(asked: Transition, vocab_size: int = VOCAB, convert: bool = False, seed: int = 8200) -> Input:
-    rng = CounterRNG(seed, torch.arange(len(asked.tokens), device=CUDA))
-    return testing.input_of(asked, vocab_size, rng, convert)
+def network_call(case: Transition, vocab_size: int = VOCAB, convert: bool = False) -> NetworkCall:
+    rng = CounterRNG(SEED, torch.arange(len(case.tokens), device=CUDA))
+    return testing.network_call(case, vocab_size, rng, convert)
 
 
-def path_of(model: Any, batch: int, length: int | None = None, backend: Backend | None = None) -> Walk:
+def inputs_of(model: Any, batch: int, length: int | None = None, backend: Backend | None = None) -> Inputs:
     fixed = torch.full((batch, length or model.length), -1, device=CUDA)
-    return open_context(model, CounterRNG(8200, torch.arange(batch, device=CUDA)), fixed, backend)
+    return Inputs(fixed, CounterRNG(SEED, torch.arange(batch, device=CUDA)), backend=backend)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
 def check_step() -> dict[str, Any]:
-    """Fused against lazy on the same logits and uniforms, the released vocabulary: how many tokens and argmaxes
-    differ, and by how much a deficit does, relatively, at most."""
+    """The fused and the sparse step on the same logits and uniforms, at the released vocabulary: how many tokens and
+    argmaxes differ, and the largest relative difference of a deficit."""
     found = {}
     generator = torch.Generator(CUDA).manual_seed(1)
     distributions = (
@@ -86,10 +77,10 @@ def check_step() -> dict[str, Any]:
         logits = (torch.randn(8, 128, VOCAB, generator=generator, device=CUDA) * spread).to(dtype)
         tokens = torch.randint(VOCAB, (8, 128), generator=generator, device=CUDA)
         tokens[:, ::2] = logits[:, ::2].argmax(-1)
-        cut = Support(top_p, boundary)
-        case = transition(tokens, support=cut, temperature=temperature, coins=ancestral(0.01, 0.7), against=tokens)
+        support = Support(top_p, boundary)
+        case = transition(tokens, support=support, temperature=temperature, coins=ancestral(0.01, 0.7), against=tokens)
         one, other = (
-            testing.step(each.BACKEND, logits, case, shown(case, convert=convert)) for each in (sparse, fused)
+            testing.step(each.BACKEND, logits, case, network_call(case, convert=convert)) for each in (sparse, fused)
         )
         name = f"{dtype} spread {spread} p {top_p} {boundary} convert {convert}"
         found[name if temperature == 1 else f"{name} temperature {temperature}"] = compared(tokens, one, other)
@@ -107,37 +98,34 @@ def compared(tokens: Tensor, one: Outcome, other: Outcome) -> dict[str, Any]:
     }
 
 
-class Spoiled(Wrapped):
-    """A model one of whose logits is nan in one call."""
+class NonFiniteModel(WrappedDenoiser):
+    """A model with one NaN feature in one call."""
 
     def __init__(self, inner: Duo, call: int, place: int) -> None:
         super().__init__(inner)
         self.call, self.place, self.calls = call, place, 0
 
-    def body_at(self, tokens: Tensor, t: float | Tensor, needed: Any) -> Tensor:
-        features = self.inner.body(tokens, t)
+    def backbone(self, inputs: ModelInput) -> Tensor:
+        features = self.inner.backbone(ModelInput(inputs.tokens, inputs.t))
         if self.calls == self.call:
             features.view(-1, features.shape[-1])[self.place] = math.nan
         self.calls += 1
         return features
 
 
-def check_alarm() -> dict[str, str]:
-    """What a distribution that is none comes to, where CRS first looks everywhere and in the last call: one sentence each."""
-    model, found = Duo(trained_like(Shape(length=256, blocks=2))).to(CUDA), {}
+def check_nonfinite() -> dict[str, str]:
+    """The errors for non-finite logits in the first call after warmup and in the last call."""
+    model, found = Duo(trained_like(DuoShape(length=256, blocks=2))).to(CUDA), {}
     sampler = CRS(nfe=8)
     for call, place in ((sampler.warmup_calls, 300), (7, 511)):
-        spoiled = Spoiled(model, call, place)
+        faulty = NonFiniteModel(model, call, place)
         row, position = divmod(place, model.length)
-        wanted = f"in call {call} at position {position} of sample {row}"
+        expected = f"in call {call} at position {position} of sample {row}"
         try:
-            with torch.inference_mode():
-                for _ in generate(sampler, path_of(spoiled, 2)):
-                    pass
-            told = "nothing was raised"
+            list(rollout(faulty, sampler, inputs_of(faulty, 2)))
+            found[expected] = "nothing was raised"
         except LimpetError as error:
-            told = f"raised after {spoiled.calls} calls" if wanted in str(error) else f"wrong: {error}"
-        found[wanted] = told
+            found[expected] = f"raised after {faulty.calls} calls" if expected in str(error) else f"wrong: {error}"
     return found
 
 
@@ -153,16 +141,17 @@ def check_select() -> dict[str, Any]:
     return {"cases": 24 * 64, "positions that differ": differ}
 
 
-def check_laws() -> dict[str, float]:
-    """A million draws a case against the exact reverse distribution, and the tail of a large distribution; p-values of Pearson's test."""
+def check_distributions() -> dict[str, float]:
+    """p-values of Pearson's test of a million draws from the exact reverse distribution, and of a large tail."""
     found = {}
     distributions = ((0.5, 0.2, 0.2, 0.1, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0), (0.2,) * 5, (0.05, 0.6, 0.15, 0.1, 0.1))
     for (row, values), top_p, boundary in itertools.product(
         enumerate(distributions), (1.0, 0.65), ("released", "paper")
     ):
         probs = torch.tensor(values, dtype=torch.float64)
-        fit = testing.fit(fused.BACKEND, probs, Support(top_p, boundary), seed=row, device=CUDA, shape=(1000, 1000))
-        found[f"distribution {row} p {top_p} {boundary}"] = fit
+        support, shape = Support(top_p, boundary), (1000, 1000)
+        p_value = testing.p_value(fused.BACKEND, probs, support, seed=row, device=CUDA, shape=shape)
+        found[f"distribution {row} p {top_p} {boundary}"] = p_value
     found["tail of 1e-3 in 50 parts"] = tail()
     return found | {"smallest": min(found.values())}
 
@@ -177,11 +166,13 @@ def tail() -> float:
         tokens = torch.full((100, 1000), 25000, device=CUDA)
         case = transition(tokens, call=call, coins=ancestral(1e-12, 1.0), inspect=tokens < 0)
         outcome = testing.step(
-            fused.BACKEND, tokens[..., None].float(), case, shown(case, len(weights)),
+            fused.BACKEND,
+            tokens[..., None].float(),
+            case,
+            network_call(case, len(weights)),
             lambda rows: row.expand(len(rows), -1),
-        )  # fmt: skip
-        drawn = outcome.tokens
-        counts += torch.bincount(drawn.flatten().cpu(), minlength=len(weights))
+        )
+        counts += torch.bincount(outcome.tokens.flatten().cpu(), minlength=len(weights))
 
     def parts(values: Tensor) -> Tensor:
         return torch.cat(
@@ -191,29 +182,28 @@ def tail() -> float:
     return testing.chi_square(parts(counts), parts(weights / weights.sum()))
 
 
-def check_path(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) -> dict[str, Any]:
-    """Whole paths, fused and lazy, after the same body. Matrix products may round differently over another number of
-    rows, and a path that has parted does not come back, so what is counted is where they differ in the end."""
+def check_trajectory(precision: str, temperature: float = 1.0, kind: type[CRS] = CRS) -> dict[str, Any]:
+    """Whole trajectories by the fused and the sparse backend: where their outputs differ. Matrix products may round
+    differently over another number of rows, and a difference stays."""
     model = released(device=CUDA, precision=precision)
-    counted = Counted(model), Counted(model)
+    counting = CountingDenoiser(model), CountingDenoiser(model)
     sampler, (batch, length) = kind(nfe=16, temperature=temperature), (2, 256)
-    with torch.inference_mode():
-        *_, (one, _) = generate(sampler, path_of(counted[0], batch, length))
-        *_, (other, _) = generate(sampler, path_of(counted[1], batch, length, sparse.BACKEND))
+    *_, one = rollout(counting[0], sampler, inputs_of(counting[0], batch, length))
+    *_, other = rollout(counting[1], sampler, inputs_of(counting[1], batch, length, sparse.BACKEND))
     return {
         "tokens": one.tokens.numel(),
         "tokens differ": int((one.tokens != other.tokens).sum()),
-        "committed when": int((one.memory[1] != other.memory[1]).sum()),
-        "head rows": [denoiser.rows / sampler.nfe / (batch * length) for denoiser in counted],
+        "committed when": int((one.state.memory[1] != other.state.memory[1]).sum()),
+        "head rows": [denoiser.rows / sampler.nfe / (batch * length) for denoiser in counting],
     }
 
 
 def check_precision() -> dict[str, float]:
-    """The network in float32 and in bfloat16, each with its fused body and with its own, along a path's noise levels.
+    """The network in float32 and in bfloat16, each with its fused backbone and its own, at several noise levels.
 
-    Body: largest difference of features, relative to their root mean square. Distribution: the mean over positions of the
-    total variation between the distributions, and of how much of an argmax's probability the other's argmax misses."""
-    network = trained_like(Shape()).to(CUDA)
+    Backbone: the largest difference of features relative to their root mean square. Distribution: the mean over
+    positions of the total variation, and of how much of an argmax's probability the other's argmax misses."""
+    network = trained_like(DuoShape()).to(CUDA)
     exact, rounded = (Duo(network, precision=precision) for precision in ("float32", "bfloat16"))
     tokens = torch.randint(VOCAB, (2, exact.length), generator=torch.Generator(CUDA).manual_seed(3), device=CUDA)
     found: dict[str, float] = {}
@@ -221,8 +211,8 @@ def check_precision() -> dict[str, float]:
         for t in (0.9, 0.5, 0.1):
             sigma = exact.schedule.sigma(t).float().to(CUDA).expand(2)
             for name, model in (("float32", exact), ("bfloat16", rounded)):
-                own = model.network.body(tokens, sigma).double()
-                fused = model.body(tokens, t).double()
+                own = model.network.backbone(tokens, sigma).double()
+                fused = model.backbone(ModelInput(tokens, t)).double()
                 found[f"body {name} t {t}"] = float((fused - own).abs().max() / own.square().mean().sqrt())
             one, other = (model.logits(tokens, t).double().softmax(-1) for model in (exact, rounded))
             found[f"distribution variation t {t}"] = float((one - other).abs().sum(-1).mean() / 2)
@@ -232,25 +222,25 @@ def check_precision() -> dict[str, float]:
 
 
 def check_waits(model: Duo, batch: int) -> dict[str, float]:
-    """A path with every hidden synchronisation made an error; then what share of its time the device computes."""
+    """Sample with every hidden synchronisation made an error; then the share of time in which the device computes."""
     sampler = CRS(nfe=6)
 
-    def path() -> None:
-        """Every call; what follows them, that all distributions were distributions, waits for the device by intent."""
-        for _ in itertools.islice(generate(sampler, path_of(model, batch)), sampler.nfe):
+    def trajectory() -> None:
+        """Every call, without the check for non-finite logits after them, which waits for the device."""
+        for _ in itertools.islice(rollout(model, sampler, inputs_of(model, batch)), sampler.nfe):
             pass
 
     with torch.inference_mode():
-        path()
+        trajectory()
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            path()
+            trajectory()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            path()
+            trajectory()
             torch.cuda.synchronize()
     spans = sorted((e.time_range.start, e.time_range.end) for e in profile.events() if e.device_type.name == "CUDA")
     busy, reached = 0.0, spans[0][0]
@@ -262,39 +252,25 @@ def check_waits(model: Duo, batch: int) -> dict[str, float]:
 
 
 def confidence(model: Duo) -> dict[str, Any]:
-    """Along native and CRS paths: t, the mean largest probability, the mean h(z), the median size of the .9 nucleus."""
+    """Along native and CRS trajectories: t, the mean largest probability, the mean h(z), the median .9 nucleus size."""
     found: dict[str, Any] = {}
     for name in ("native", "CRS"):
-        sampler, path = speed.SAMPLERS[name].replace(nfe=9), path_of(model, 2)
-        assert isinstance(sampler, Native)
+        inputs, before = inputs_of(model, 2), None
         rows = []
-        with torch.inference_mode():
-            state = sampler.begin(path)
-            while state.call < 8:
-                before, (state, info) = state, sampler.step(path, state)
-                probs = model.logits(info.input, info.t)[:, ::8].softmax(-1)
-                at_z = probs.gather(-1, before.tokens[:, ::8, None])
+        for step in rollout(model, speed.SAMPLERS[name].replace(nfe=9), inputs, stop=8):
+            with torch.inference_mode():
+                probs = model.logits(step.model_input, step.t)[:, ::8].softmax(-1)
+                tokens = step.context.noise() if before is None else before
+                at_z = probs.gather(-1, tokens[:, ::8, None])
                 size = (probs.sort(-1, descending=True).values.cumsum(-1) <= 0.9).sum(-1) + 1
-                rows.append([info.t, float(probs.amax(-1).mean()), float(at_z.mean()), int(size.median())])
+            rows.append([step.t, float(probs.amax(-1).mean()), float(at_z.mean()), int(size.median())])
+            before = step.tokens
         found[name] = [[round(value, 4) for value in row] for row in rows]
-        committed = state.memory[1] <= 8 if state.memory else path.no_positions
-        found[f"{name} committed"] = float(committed.sum(-1).float().mean())
+        found[f"{name} committed"] = float(step.committed.sum(-1).float().mean())
     return found
 
 
 # -- times ------------------------------------------------------------------------------------------------------------
-
-
-def milliseconds(function: Callable[[], object], repeats: int = 12) -> float:
-    times = []
-    for _ in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
 
 
 def parts(model: Duo, batch: int) -> dict[str, Any]:
@@ -303,15 +279,15 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
     length, rows = model.length, 5248
     with torch.inference_mode():
         tokens = torch.randint(VOCAB, (batch, length), device=CUDA)
-        features = model.body(tokens, 0.4)
-        found["body"] = milliseconds(lambda: model.body(tokens, 0.4), 5)
+        features = model.backbone(ModelInput(tokens, 0.4))
+        found["backbone"] = milliseconds(lambda: model.backbone(ModelInput(tokens, 0.4)), 5)
         few = features.flatten(0, 1)[:rows]
         aligned = AlignedHead(model.network.output_layer.linear)
         found[f"head of {rows} rows, plain"] = milliseconds(lambda: model.network.head(few))
         found[f"head of {rows} rows, aligned"] = milliseconds(lambda: aligned(few))
         late = transition(tokens, inspect=tokens < 0, coins=ancestral(0.6, 0.62))
-        input = shown(late)
-        found["plan"] = milliseconds(lambda: fused.plan(late, input))
+        call = network_call(late)
+        found["plan"] = milliseconds(lambda: fused.plan(late, call))
         deficit = torch.rand(batch, length, dtype=torch.float64, device=CUDA)
         count = torch.full((batch,), 25, device=CUDA)
         budget = torch.full((batch,), 12.2, dtype=torch.float64, device=CUDA)
@@ -322,13 +298,13 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
         logits = aligned(few)
         short = tokens.flatten()[: 6 * length].view(6, length)
         cases = {
-            "looked at": transition(short, coins=ancestral(0.5, 0.5)),  # coin one always stays
+            "inspected": transition(short, coins=ancestral(0.5, 0.5)),  # coin one always stays
             "moved": transition(short, inspect=short < 0, coins=ancestral(0.6, 0.999)),
             "top-p": transition(short, inspect=short < 0, coins=ancestral(0.6, 0.999), support=Support(0.9)),
         }
         chosen = fused.BLOCK, fused.WARPS, fused.REGISTERS
         for (name, case), shape in itertools.product(cases.items(), (chosen, (4096, 16, 64), (4096, 8, 128))):
-            planned = fused.plan(case, shown(case))
+            planned = fused.plan(case, network_call(case))
             fused.BLOCK, fused.WARPS, fused.REGISTERS = shape
             step = lambda p=planned: fused.advance(lambda r: logits[: len(r)], features[:6], p)  # noqa: E731
             found[f"rows {name}, {' '.join(map(str, shape))}"] = milliseconds(step, 6)
@@ -336,16 +312,20 @@ def parts(model: Duo, batch: int) -> dict[str, Any]:
     return found
 
 
-# Samplers that the router draws, and samplers that read every distribution.
-ARMS = ("mend", "mend turns=1", "psi", "psi rule=constant eta=.5", "ddim", "gibbs")
-ROUTER = {**speed.SAMPLERS, **dict(map(parse, ARMS))}
-READERS = dict(map(parse, (
-    "gibbs choose=margin positions=12 corrections=2", "trapezoidal", "gidd-adaptive", "gidd-correction",
-    "entropy-bound", "block-refinement",
-)))  # fmt: skip
+# Samplers whose transitions read few predictions, and samplers that read all of them.
+FEW_READ = ("mend", "mend revise_every=1", "psi", "psi rule=constant eta=.5", "ddim", "gibbs")
+ALL_READ = (
+    "gibbs choose=margin positions=12 corrections=2",
+    "trapezoidal",
+    "gidd-adaptive",
+    "gidd-correction",
+    "entropy-bound",
+    "block-refinement",
+)
+SAMPLERS = {64: {**speed.SAMPLERS, **dict(map(parse, FEW_READ))}, 8: dict(map(parse, ALL_READ))}
 
 
-def field(
+def sampler_costs(
     model: Duo, bare: speed.Forward, nfe: int, batch: int, runs: int, samplers: Mapping[str, Sampler]
 ) -> dict[str, Any]:
     """Samplers beside bare forwards and the native sampler."""
@@ -361,63 +341,42 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--samplers", action="store_true", help="every sampler at the first batch size, nothing else")
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results = ResultFile(options.out, options.seconds)
+    found, measure = results.values, results.measure
     found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": options.runs}
-
-    def save(name: str, value: Any) -> None:
-        found[name] = value
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"[{time.monotonic() - started:6.1f}s] {name}: {json.dumps(value)}", flush=True)
-
-    def section(name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        if name in found:
-            return
-        if time.monotonic() - started > options.seconds:
-            print(f"no time for {name}")
-            return
-        try:
-            result = function(*arguments, **named)
-            if result is not None:
-                save(name, result)
-        except Exception:
-            traceback.print_exc()
-            print(f"FAILED: {name}", flush=True)
-        torch.cuda.empty_cache()
 
     def timings(model: Duo, bare: speed.Forward, batch: int) -> None:
         for nfe in (64, 8):
             if f"batch {batch} nfe {nfe} bare" in found:
                 continue
-            released = batch == 16 or (batch, nfe) == (64, 8)  # at 64 it shows that it does not fit
-            costs = speed.side_by_side(model, bare, nfe, batch, options.runs, with_released=released)
+            with_released = batch == 16 or (batch, nfe) == (64, 8)  # at 64 it does not fit
+            costs = speed.side_by_side(model, bare, nfe, batch, options.runs, with_released=with_released)
             for name, cost in costs.items():
-                save(f"batch {batch} nfe {nfe} {name}", asdict(cost) if cost else {"out of memory": True})
+                results.save(f"batch {batch} nfe {nfe} {name}", asdict(cost) if cost else {"out of memory": True})
 
     model = released(device=CUDA, precision="bfloat16")
     bare = torch.compile(model.network, dynamic=False)  # one static graph for each batch size
     if options.samplers:
-        section("check step", check_step)
-        section("check path float32", check_path, "float32")
-        section("check path mend", check_path, "float32", kind=Mend)
-        for nfe, samplers in ((64, ROUTER), (8, READERS)):
-            section(f"samplers {nfe}", field, model, bare, nfe, options.batches[0], options.runs, samplers)
+        measure("check step", check_step)
+        measure("check trajectory float32", check_trajectory, "float32")
+        measure("check trajectory mend", check_trajectory, "float32", kind=Mend)
+        for nfe, samplers in SAMPLERS.items():
+            measure(f"samplers {nfe}", sampler_costs, model, bare, nfe, options.batches[0], options.runs, samplers)
         return
     for batch in options.batches:
-        section(f"timings {batch}", timings, model, bare, batch)
+        measure(f"timings {batch}", timings, model, bare, batch)
         if batch == options.batches[0]:
-            section("waits", check_waits, model, batch)
-            section("parts", parts, model, batch)
-            section("check step", check_step)
-            section("check select", check_select)
-            section("check distributions", check_laws)
-            section("check path float32", check_path, "float32")
-            section("check path bfloat16", check_path, "bfloat16")
-            section("check path temperature .8", check_path, "float32", 0.8)
-            section("check alarm", check_alarm)
-            section("check precision", check_precision)
-            section("confidence", confidence, model)
+            measure("waits", check_waits, model, batch)
+            measure("parts", parts, model, batch)
+            measure("check step", check_step)
+            measure("check select", check_select)
+            measure("check distributions", check_distributions)
+            measure("check trajectory float32", check_trajectory, "float32")
+            measure("check trajectory bfloat16", check_trajectory, "bfloat16")
+            measure("check trajectory temperature .8", check_trajectory, "float32", 0.8)
+            measure("check non-finite", check_nonfinite)
+            measure("check precision", check_precision)
+            measure("confidence", confidence, model)
 
 
 if __name__ == "__main__":

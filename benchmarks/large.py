@@ -4,8 +4,8 @@
     python benchmarks/large.py --page docs/speed.md
 
 A Duo of 1.7B parameters in its blocks and a Sumi of the size called 7B, both in bfloat16: eight calls of native
-sampling, CRS and Mend beside as many compiled forwards of the same network, head and all. What a path costs does not
-depend on what the weights are, but for the share of head rows, which stands beside; so all blocks have the same. The
+sampling, CRS and Mend beside as many compiled forwards of the same network with its head. The cost of sampling depends
+on the weights only through the share of head rows, which is given; so all blocks have the same weights. The
 Duo's forward is compiled whole, the Sumi's a layer at a time, as limpet runs it. Every model is written to --out as
 soon as it is measured, and a model and batch that are there are not measured again. `--floor` then measures what no
 sampler can leave out, the products and the attention with nothing between them, beside bare forwards and CRS. `--tiny`
@@ -42,7 +42,7 @@ from blocks import put
 from limpet import load
 from limpet.diffusion.process import clipped_snr
 from limpet.experiments import speed
-from limpet.models import Denoiser, duo, sumi, time_agnostic
+from limpet.models import Denoiser, duo, networks, sumi, time_agnostic
 from limpet.models.model_files import INDEX
 from limpet.samplers import CRS, Mend, Native, Sampler
 from trained_like import trained_like
@@ -59,30 +59,30 @@ ATTENTION = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTE
 State = dict[str, Tensor]
 
 
-class Made(NamedTuple):
+class RandomModel(NamedTuple):
     network: Any  # with random weights, of one block
     shape: Any  # of the model, with all its blocks, which are alike
     prefix: str  # of its tensors in files
     config: dict[str, Any]
 
 
-def a_duo(tiny: bool) -> Made:
-    shape = duo.Shape(131072, 1024, 2176, 28, 17, 128, 8704)
+def random_duo(tiny: bool) -> RandomModel:
+    shape = duo.DuoShape(131072, 1024, 2176, 28, 17, 128, 8704)
     if tiny:
-        shape = duo.Shape(300, 32, 64, 3, 2, 16, 128)
+        shape = duo.DuoShape(300, 32, 64, 3, 2, 16, 128)
     with torch.device(PLACE):
         network = trained_like(replace(shape, blocks=1))
     sizes = dict(zip(duo.RELEASED, astuple(shape), strict=True))
-    return Made(network, shape, "backbone.", {"model_type": "duo", "causal": False, **sizes})
+    return RandomModel(network, shape, "backbone.", {"model_type": "duo", "causal": False, **sizes})
 
 
-def a_sumi(tiny: bool) -> Made:
-    shape = sumi.Shape(100278, 2048, 4096, 36, 32, 14336, 8)
+def random_sumi(tiny: bool) -> RandomModel:
+    shape = sumi.SumiShape(100278, 2048, 4096, 36, 32, 14336, 8)
     if tiny:
-        shape = sumi.Shape(300, 32, 64, 3, 4, 128, 2)
+        shape = sumi.SumiShape(300, 32, 64, 3, 4, 128, 2)
     torch.manual_seed(0)
     with torch.device(PLACE):
-        network = sumi.Network(replace(shape, blocks=1))
+        network = sumi.SumiNetwork(replace(shape, blocks=1))
     for name, parameter in network.named_parameters():
         if parameter.dim() == 2:  # unit features, so that logits have a standard deviation of about 3
             nn.init.normal_(parameter, std=(3.0 if name.startswith("lm_head") else 1.0) / parameter.shape[1] ** 0.5)
@@ -93,49 +93,49 @@ def a_sumi(tiny: bool) -> Made:
         "max_position_embeddings": shape.length, "rms_norm_eps": shape.eps, "rope_theta": shape.base,
         "hidden_act": "silu", "tie_word_embeddings": False,
     }  # fmt: skip
-    return Made(network, shape, "", config)
+    return RandomModel(network, shape, "", config)
 
 
-def duo_at_once(made: Made) -> Denoiser:
+def duo_at_once(random: RandomModel) -> Denoiser:
     """The model with no files between, every block the same module."""
-    network, network.shape = made.network, made.shape
-    network.blocks = nn.ModuleList([*network.blocks] * made.shape.blocks)
-    duo.set_precision(network, torch.bfloat16)
+    network, network.shape = random.network, random.shape
+    network.blocks = nn.ModuleList([*network.blocks] * random.shape.blocks)
+    networks.set_precision(network, torch.bfloat16)
     network.vocab_embed.to(torch.bfloat16)
     return duo.Duo(network, precision="bfloat16")
 
 
-def sumi_at_once(made: Made) -> Denoiser:
+def sumi_at_once(random: RandomModel) -> Denoiser:
     """The same of a Sumi."""
-    network, network.shape = made.network, made.shape
-    network.layers = nn.ModuleList([*network.layers] * made.shape.blocks)
-    time_agnostic.set_precision(network, torch.bfloat16)
-    return time_agnostic.Timeless(network, schedule=clipped_snr(), precision="bfloat16")
+    network, network.shape = random.network, random.shape
+    network.layers = nn.ModuleList([*network.layers] * random.shape.blocks)
+    networks.set_precision(network, torch.bfloat16)
+    return time_agnostic.TimeAgnostic(network, schedule=clipped_snr(), precision="bfloat16")
 
 
 class Model(NamedTuple):
-    make: Callable[[bool], Made]
-    at_once: Callable[[Made], Denoiser]
+    make: Callable[[bool], RandomModel]
+    at_once: Callable[[RandomModel], Denoiser]
     batch: int
     gates: int  # matrices of an MLP beside the one into it and the one out of it
 
 
-MODELS = {"Duo 1.7B": Model(a_duo, duo_at_once, 16, 0), "Sumi 7B": Model(a_sumi, sumi_at_once, 4, 1)}
+MODELS = {"Duo 1.7B": Model(random_duo, duo_at_once, 16, 0), "Sumi 7B": Model(random_sumi, sumi_at_once, 4, 1)}
 
 
-def repeated(made: Made) -> State:
+def repeated(random: RandomModel) -> State:
     """The tensors of the whole model, every matrix in bfloat16."""
     state: State = {}
-    for name, tensor in made.network.state_dict().items():
+    for name, tensor in random.network.state_dict().items():
         stored = tensor.detach().to(torch.bfloat16 if tensor.dim() == 2 else tensor.dtype)
-        numbers = range(made.shape.blocks if re.match(r"(blocks|layers)\.0\.", name) else 1)
-        state |= {made.prefix + name.replace(".0.", f".{i}.", 1): stored for i in numbers}
+        numbers = range(random.shape.blocks if re.match(r"(blocks|layers)\.0\.", name) else 1)
+        state |= {random.prefix + name.replace(".0.", f".{i}.", 1): stored for i in numbers}
     return state
 
 
-def write(made: Made, folder: Path) -> float:
+def write(random: RandomModel, folder: Path) -> float:
     """A model in parts as on the hub; returns its GiB."""
-    state = repeated(made)
+    state = repeated(random)
     parts: list[list[str]] = [[]]
     size = 0
     for name, tensor in state.items():
@@ -150,18 +150,18 @@ def write(made: Made, folder: Path) -> float:
     total = sum(tensor.nbytes for tensor in state.values())
     where = {name: file for file, names in zip(files, parts, strict=True) for name in names}
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
-    (folder / "config.json").write_text(json.dumps(made.config))
+    (folder / "config.json").write_text(json.dumps(random.config))
     return total / 2**30
 
 
 def forward_of(model: Denoiser) -> speed.Forward:
-    """The network as it stands, body and head at every position, compiled where there is a GPU."""
+    """The network, backbone and head at every position, compiled where there is a GPU."""
     network: Any = model.network  # type: ignore[attr-defined]
-    whole = isinstance(network, duo.Network)
+    whole = isinstance(network, duo.DuoNetwork)
     read = network if whole else lambda x: network.head(network.norm(x))
-    through = time_agnostic.everywhere
+    through = time_agnostic.run_layer
     if PLACE == "cuda":
-        read, through = torch.compile(read, dynamic=False), time_agnostic.compiled()
+        read, through = torch.compile(read, dynamic=False), time_agnostic.compiled_layer()
     if whole:
         return read  # type: ignore[no-any-return]
 
@@ -183,7 +183,7 @@ def timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     print(f"{stage}: {seconds[stage]:.1f} s", flush=True)
 
 
-def measured(make: Callable[[bool], Made], batch: int, tiny: bool) -> dict[str, Any]:
+def measured(make: Callable[[bool], RandomModel], batch: int, tiny: bool) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     folder = Path(tempfile.mkdtemp())
     try:
@@ -229,7 +229,7 @@ class Products(NamedTuple):
     vocab_size: int
 
     def work(self, share: float) -> float:
-        """Multiplications for each position, where a share of them needs a distribution: the head and all of the last block
+        """Multiplications for each position, if a share of them needs a prediction: the head and all of the last block
         but its keys and values run only there."""
         keys = 2 * self.width * self.narrow
         rest = self.width * (2 * self.width + self.into + self.hidden + 2 * self.length)
@@ -266,7 +266,7 @@ def attention_of(few: int, q: Tensor, k: Tensor, v: Tensor) -> Callable[[int], T
 
         return attend
 
-    def calls(name: str) -> speed.Calls:
+    def calls(name: str) -> speed.TimedCalls:
         return lambda nfe: (float(by(name)(every).shape[2]) / every for _ in range(nfe))
 
     taken = {}
@@ -280,14 +280,14 @@ def attention_of(few: int, q: Tensor, k: Tensor, v: Tensor) -> Callable[[int], T
     return by(quickest)
 
 
-def floor(sizes: Products, batch: int, share: float) -> speed.Calls:
+def floor(sizes: Products, batch: int, share: float) -> speed.TimedCalls:
     """Calls of nothing but a model's matrix products and attention: no norms, rotations, activations or sums. Maps of
     the same input are one product. All blocks have the same weights and inputs, which no cache can hold."""
     width, length, queries = sizes.width, sizes.length, int(share * sizes.length)
     matrices = {
         "queries, keys and values": (width + 2 * sizes.narrow, width), "out": (width, width),
         "into": (sizes.into, width), "down": (width, sizes.hidden),
-        "head": (sizes.vocab_size + -sizes.vocab_size % duo.ALIGNMENT, width),
+        "head": (sizes.vocab_size + -sizes.vocab_size % networks.ALIGNMENT, width),
     }  # fmt: skip
     qkv, out, into, down, head = (normal(*size) for size in matrices.values())
     features, inner = normal(batch * length, width), normal(batch * length, sizes.hidden)
@@ -318,16 +318,16 @@ def floor(sizes: Products, batch: int, share: float) -> speed.Calls:
 
 
 def floored(model: Model, batch: int, tiny: bool, share: float) -> dict[str, Any]:
-    """Bare forwards, CRS, and the floor at CRS's share of head rows, in turns."""
+    """Bare forwards, CRS, and the floor at CRS's share of head rows, alternately."""
     seconds: dict[str, float] = {}
     with timed("building", seconds):
-        made = model.make(tiny)
-        denoiser = model.at_once(made)
+        random = model.make(tiny)
+        denoiser = model.at_once(random)
     with timed("measuring", seconds):
         contenders = {
             "bare": speed.forwards(denoiser, forward_of(denoiser), batch),  # type: ignore[arg-type]
             "CRS": speed.generation(denoiser, CRS(), batch),
-            FLOOR: floor(products_of(asdict(made.shape), model.gates), batch, share),
+            FLOOR: floor(products_of(asdict(random.shape), model.gates), batch, share),
         }
         costs = speed.measure(contenders, NFE, batch * denoiser.length, FLOOR_RUNS, denoiser.device)
     found: dict[str, Any] = {"seconds": seconds, "costs": {}}
@@ -363,9 +363,9 @@ def page(found: dict[str, Any]) -> str:
     left = each(lambda sizes, costs: short(sizes.work(costs["CRS"]["head_rows"]) / sizes.work(1)))
     own = each(lambda _, costs: short(costs["own forward"]["ratio"]))
     crs = each(lambda _, costs: short(costs["CRS"]["ratio"]))
-    said = (
+    text = (
         f"Where the work lies tells why. The head is {heads} of all multiplications; CRS needs {rows} of its rows, and "
-        f"of the last block's, which leaves {left} of the work. limpet's own body and head at every position take "
+        f"of the last block's, which leaves {left} of the work. limpet's own backbone and head at every position take "
         f"{own} of bare forwards. Both together are CRS's {crs}: of a large network with a small head, a sampler can "
         f"leave out little."
     )
@@ -375,13 +375,13 @@ def page(found: dict[str, Any]) -> str:
             f"{short(costs[FLOOR]['ratio'])} of bare for the {name}, where CRS took {short(costs['CRS']['ratio'])}"
             for name, costs in floors.items()
         )
-        said += (
-            " What it cannot was measured in turns with both: the same products and plain attention by torch's fastest "
-            "kernels, at CRS's rows, with no norm, rotation, activation or sum between them. They take "
-            f"{beside}. No path of as many rows goes below that in bfloat16, and what lies between is all that a "
-            "faster body could save."
+        text += (
+            " What it cannot was measured alternately with both: the same products and plain attention by torch's "
+            "fastest kernels, at CRS's rows, with no norm, rotation, activation or sum between them. They take "
+            f"{beside}. No sampler with as many head rows goes below that in bfloat16, and what lies between is all "
+            "that a faster backbone could save."
         )
-    return "\n".join([*lines, "", textwrap.fill(said, 120, break_on_hyphens=False)])
+    return "\n".join([*lines, "", textwrap.fill(text, 120, break_on_hyphens=False)])
 
 
 def cases_of(found: Mapping[str, Any]) -> dict[str, str]:

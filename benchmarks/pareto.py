@@ -1,5 +1,5 @@
-"""What quality costs in seconds: the arms of the studies `pareto` and `interleave` timed beside the released functions, and
-both joined.
+"""What quality costs in seconds: the samplers of the studies `pareto` and `interleave` timed beside the released
+functions, and both joined.
 
     python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
     python benchmarks/pareto.py time --out benchmarks/results/pareto-cpu.json --threads 2 --few 0 --calls 2 4 8 16 64 \
@@ -8,12 +8,12 @@ both joined.
         --model tools/trained_like.py:released --batches 64 --released-batches 32 16
     python benchmarks/pareto.py time --study interleave --out benchmarks/results/interleave-cpu.json --threads 2 \
         --batches 16 --released-batches 16 --released-calls 4 --runs 1
-    python benchmarks/pareto.py join benchmarks/results/{pareto-h200,pareto-h200-released,pareto-cpu,interleave-cpu}.json
+    python benchmarks/pareto.py join benchmarks/results/{pareto-h200,pareto-cpu,interleave-cpu}.json
 
-`time` needs torch and the package's own source; the last `--model` is a random network of the released size. All that
-is timed takes turns in one process, ours at the batch that serves it best, the released functions at the largest that
-fits, round the compiled network. Every result is written as soon as it is there; a run that was stopped goes on. `join`
-reads the studies' reports, and writes the figure and words of docs/speed.md and README.md: no number there is typed."""
+`time` needs torch and the package's own source; the third command's model is a random network of the released size.
+Samplers are timed alternately in one process, ours at their best batch size, the released functions at the largest
+that fits, around the compiled network. Every result is written as soon as it is there, and an interrupted run is
+resumed. `join` reads the studies' reports and writes the figure and the text of docs/speed.md and README.md."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+
 import limpet
 from limpet import LimpetError
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Results, speed
-from limpet.experiments.claims import below
-from limpet.experiments.contents import Figure, Panel, Series, signed
+from limpet.experiments import Figure, Panel, Results, Series, below, format_signed, speed
 from limpet.models.duo import Duo
 from limpet.models.model_files import usable_device
 from limpet.paper import studies
@@ -48,53 +47,53 @@ from limpet.samplers import Native, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = 1000  # that all times are for
-EVERY = {"pareto": pareto.every, "interleave": interleave.every}  # arms, by study
-RANDOM = "trained-like"  # what a random network of the released size is called
-TRIED = 8  # calls of the runs that choose a batch
+SAMPLERS = {"pareto": pareto.by_calls, "interleave": interleave.by_calls}  # by study
+RANDOM = "trained-like"  # the name of a random network of the released size
+TRIAL_CALLS = 8  # of the runs that choose a batch size
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
 def best_batch(model: Duo, batches: Sequence[int], runs: int) -> int:
-    """The batch at which top-p makes most texts a second."""
+    """The batch size at which top-p generates most tokens per second."""
 
     def rate(batch: int) -> float:
-        path = {"top-p": speed.generation(model, Native(top_p=0.9), batch)}
-        cost = speed.measure(path, TRIED, batch, runs, model.device)["top-p"]
+        contenders = {"top-p": speed.generation(model, Native(top_p=0.9), batch)}
+        cost = speed.measure(contenders, TRIAL_CALLS, batch, runs, model.device)["top-p"]
         return -math.inf if cost is None else cost.tokens_per_second
 
     return max(batches, key=rate) if len(batches) > 1 else batches[0]
 
 
 def released_times(model: Duo, preset: Preset, options: argparse.Namespace) -> dict[str, Any]:
-    """The released functions at a preset's most calls, at the largest batch that fits in memory. Every one of their
-    calls does the same, so that fewer of them tell what all would take."""
-    on_gpu, calls = model.device.type == "cuda", min(preset.most, options.released_calls)
+    """The released functions at a preset's most calls and the largest batch that fits in memory. All of their calls
+    take the same time, so fewer of them are timed."""
+    on_gpu, calls = model.device.type == "cuda", min(preset.max_nfe, options.released_calls)
     bare: speed.Forward = torch.compile(model.network, dynamic=False) if on_gpu else model.network
 
-    def taken(
+    def seconds_of(
         forward: speed.Forward, masses: Sequence[float], batch: int, calls: int, runs: int
     ) -> dict[str, float | None]:
         samplers = {f"{p:g}": Native(top_p=p) for p in masses}
         paths = speed.released_generations(model, forward, batch, samplers)
         costs = speed.measure(paths, calls, batch * model.length, runs, model.device)
-        return {p: per_texts(costs[f"released {p}"], batch, preset.most / calls) for p in samplers}
+        return {p: per_texts(costs[f"released {p}"], batch, preset.max_nfe / calls) for p in samplers}
 
     for batch in sorted(options.released_batches, reverse=True):
-        if None in taken(model.network, (0.9,), batch, 2, 1).values():
+        if None in seconds_of(model.network, (0.9,), batch, 2, 1).values():
             continue  # nothing is compiled for what does not fit
-        seconds = taken(bare, (1.0, 0.9), batch, calls, options.runs)
+        seconds = seconds_of(bare, (1.0, 0.9), batch, calls, options.runs)
         if None not in seconds.values():
-            return {"batch": batch, "calls": preset.most, "timed calls": calls, "compiled": on_gpu, **seconds}
+            return {"batch": batch, "calls": preset.max_nfe, "timed calls": calls, "compiled": on_gpu, **seconds}
     raise LimpetError(
         f"the released functions fit in memory at none of batches {options.released_batches}: name smaller ones"
     )
 
 
-def arms(families: Mapping[str, Sequence[str]], nfe: int, few: int) -> list[str]:
-    """What is timed at a number of calls: every arm at few, beyond them the first of each family."""
-    return [arm for own in families.values() for arm in (own if nfe <= few else own[:1])]
+def timed_samplers(families: Mapping[str, Sequence[str]], nfe: int, few: int) -> list[str]:
+    """The samplers timed at a number of calls: all up to `few` calls, beyond them the first of each family."""
+    return [text for own in families.values() for text in (own if nfe <= few else own[:1])]
 
 
 def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | None:
@@ -102,7 +101,7 @@ def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | 
 
 
 def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
-    """All times for a thousand texts, by NFE/ARM, and the released functions' own at the preset's most calls."""
+    """The times of a thousand texts by calls and sampler, and those of the released functions at the most calls."""
     on_gpu, started = model.device.type == "cuda", time.monotonic()
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
 
@@ -114,123 +113,124 @@ def timings(model: Duo, preset: Preset, options: argparse.Namespace) -> None:
     device = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
     save("about", {
         "device": device, "torch": torch.__version__, "model": model.name, "precision": model.precision,
-        "texts": TEXTS, "runs": options.runs, "every arm up to": options.few, "study": options.study,
+        "texts": TEXTS, "runs": options.runs, "every sampler up to": options.few, "study": options.study,
     })  # fmt: skip
     if "batch" not in found:
         save("batch", best_batch(model, options.batches, options.runs))
     if "released" not in found:
         save("released", released_times(model, preset, options))
-    for nfe, families in EVERY[options.study](preset).items():
+    for nfe, families in SAMPLERS[options.study](preset).items():
         if options.calls and nfe not in options.calls:
             continue
         if f"{nfe} calls" in found or time.monotonic() - started > options.seconds:
             continue
         paths = {
-            arm: speed.generation(model, parse(arm)[1], found["batch"]) for arm in arms(families, nfe, options.few)
+            text: speed.generation(model, parse(text)[1], found["batch"])
+            for text in timed_samplers(families, nfe, options.few)
         }
         costs = speed.measure(paths, nfe, found["batch"] * model.length, options.runs, model.device)
-        save(f"{nfe} calls", {arm: per_texts(cost, found["batch"]) for arm, cost in costs.items()})
+        save(f"{nfe} calls", {text: per_texts(cost, found["batch"]) for text, cost in costs.items()})
 
 
 # -- join -------------------------------------------------------------------------------------------------------------
 
 
 def brief(seconds: float) -> str:
-    """In three figures, or in whole ones."""
+    """With three significant digits, or as a whole number."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 class Cheapest(NamedTuple):
-    """What reaches the released sampler's quality on one device, with the least time for a thousand texts."""
+    """The fastest samplers with the released sampler's quality on one device."""
 
     where: str
     caption: str
     final_step: str
     released: float  # seconds
-    shares: dict[str, float]  # of the texts, by arm
+    shares: dict[str, float]  # of the texts, by sampler
     nfe: int
-    less: Estimate  # NLL
+    delta: Estimate  # NLL minus the released sampler's
     seconds: float
 
     @property
     def times(self) -> float:
-        """As fast as the released functions."""
+        """How many times as fast as the released functions."""
         return self.released / self.seconds
 
     @property
-    def words(self) -> str:
-        """What to ask for."""
+    def samplers(self) -> str:
+        """The samplers with their shares."""
         if len(self.shares) == 1:
             return f"`{next(iter(self.shares))}`"
-        return ", ".join(f"{share:.0%} `{arm}`" for arm, share in self.shares.items())
+        return ", ".join(f"{share:.0%} `{text}`" for text, share in self.shares.items())
 
     @property
     def row(self) -> str:
-        how = "mixed" if len(self.shares) > 1 else "one arm"
+        how = "mixed" if len(self.shares) > 1 else "one sampler"
         return (
             f"| {self.where} | {self.caption} | {self.final_step} | {brief(self.released)} | {how} | {self.nfe} "
-            f"| {self.words} | {signed(self.less, 3)} | {brief(self.seconds)} | {self.times:.0f} |"
+            f"| {self.samplers} | {format_signed(self.delta, 3)} | {brief(self.seconds)} | {self.times:.0f} |"
         )
 
 
 def where(times: dict[str, Any]) -> str:
-    """What ran on what."""
+    """Which model ran on which device."""
     model = times["about"]["model"]
     return f"{'the released size' if model == RANDOM else model}, {times['about']['device']}"
 
 
-def seconds(times: dict[str, Any], nfe: int, own: Sequence[str], arm: str) -> float | None:
-    """An arm's, or where it was not timed that of the first of its family's own."""
-    timed: dict[str, float | None] = times.get(f"{nfe} calls", {})
-    return timed.get(arm, timed.get(own[0]))
+def seconds(times: dict[str, Any], nfe: int, own: Sequence[str], text: str) -> float | None:
+    """A sampler's time, or that of the first of its family if it was not timed."""
+    known: dict[str, float | None] = times.get(f"{nfe} calls", {})
+    return known.get(text, known.get(own[0]))
 
 
-def every(times: dict[str, Any], preset: Preset) -> pareto.Arms:
-    return EVERY[times["about"]["study"]](preset)
+def samplers_of(times: dict[str, Any], preset: Preset) -> pareto.SamplersByCalls:
+    return SAMPLERS[times["about"]["study"]](preset)
 
 
 def places(times: dict[str, Any], results: Results, preset: Preset, role: str, final_step: str) -> dict[Any, float]:
-    """What each family's mixture at the released sampler's entropy takes, by (calls, family), where it was timed."""
+    """The time of each family's mixture at the released entropy, by (calls, family), where it was timed."""
     found = {}
-    for nfe, families in every(times, preset).items():
+    for nfe, families in samplers_of(times, preset).items():
         for family, own in families.items():
-            mixture = pareto.mixed(results, preset, role, final_step, nfe, own)
+            mixture = pareto.best_mixture(results, preset, role, final_step, nfe, own)
             shares = mixture.shares if mixture else {}
-            each = {arm: seconds(times, nfe, own, arm) for arm in shares}
+            each = {text: seconds(times, nfe, own, text) for text in shares}
             if shares and None not in each.values():
-                found[nfe, family] = sum(share * (each[arm] or 0) for arm, share in shares.items())
+                found[nfe, family] = sum(share * (each[text] or 0) for text, share in shares.items())
     return found
 
 
 def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
-    """By model and final step that the study has, the cheapest mixture and the cheapest single arm, where there is one."""
-    own = every(times, preset)
+    """By model and final step of the study: the fastest mixture, and the fastest single sampler if there is one."""
+    own = samplers_of(times, preset)
     for (role, caption), final_step in product(preset.captions.items(), pareto.RELEASED):
-        if f"{role}/{pareto.released(preset, final_step)}" not in results.cells:
+        if f"{role}/{pareto.released_cell(preset, final_step)}" not in results.cells:
             continue
-        know = (where(times), caption, final_step, times["released"]["0.9"])
+        common = (where(times), caption, final_step, times["released"]["0.9"])
         reached = []
         for (nfe, family), taken in places(times, results, preset, role, final_step).items():
-            gain = pareto.less(results, preset, role, final_step, nfe, own[nfe][family])
-            mixture = pareto.mixed(results, preset, role, final_step, nfe, own[nfe][family])
-            if mixture and below("", gain).outcome == "holds":
-                reached.append(Cheapest(*know, mixture.shares, nfe, gain, taken))
+            delta = pareto.delta(results, preset, role, final_step, nfe, own[nfe][family])
+            mixture = pareto.best_mixture(results, preset, role, final_step, nfe, own[nfe][family])
+            if mixture and below("", delta).outcome == "holds":
+                reached.append(Cheapest(*common, mixture.shares, nfe, delta, taken))
         alone = [
-            Cheapest(*know, {arm: 1.0}, nfe, gain, taken)
-            for (nfe, family, arm), gain in pareto.alone(results, preset, own, role, final_step).items()
-            if (taken := seconds(times, nfe, own[nfe][family], arm)) is not None
+            Cheapest(*common, {text: 1.0}, nfe, delta, taken)
+            for (nfe, family, text), delta in pareto.sufficient(results, preset, own, role, final_step).items()
+            if (taken := seconds(times, nfe, own[nfe][family], text)) is not None
         ]
         itself = pareto.RELEASED[final_step]
-        if (taken := seconds(times, preset.most, [itself], itself)) is not None:
-            alone.append(Cheapest(*know, {itself: 1.0}, preset.most, Estimate(np.zeros(2)), taken))
+        if (taken := seconds(times, preset.max_nfe, [itself], itself)) is not None:
+            alone.append(Cheapest(*common, {itself: 1.0}, preset.max_nfe, Estimate(np.zeros(2)), taken))
         for some in (reached, alone):
             if some:
                 yield min(some, key=lambda one: one.seconds)
 
 
 def fastest(found: Iterable[Cheapest]) -> list[Cheapest]:
-    """Of what several studies have on one machine, what is fastest beside the released functions in its own run;
-    mixtures and single arms apart."""
+    """Of several studies on one machine, what is fastest relative to the released functions of its own run, mixtures
+    and single samplers apart."""
     best: dict[Any, Cheapest] = {}
     for one in found:
         key = one.where, one.caption, one.final_step, len(one.shares) > 1
@@ -240,8 +240,8 @@ def fastest(found: Iterable[Cheapest]) -> list[Cheapest]:
 
 
 def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) -> Figure:
-    """A panel for each device and model, beside the released sampler with its greedy tail; of networks whose texts were
-    judged, and of the study that has that final step."""
+    """A panel for each device and model whose texts were judged, beside the released sampler with an argmax final
+    step."""
     panels: list[Panel] = []
     judged = [times for times in every if times["about"]["model"] in preset.roles.values()]
     own = [times for times in judged if times["about"]["study"] == "pareto"]
@@ -249,46 +249,52 @@ def figure(every: Sequence[dict[str, Any]], results: Results, preset: Preset) ->
         raise LimpetError("no time is of a network whose texts were judged: give one that was taken with --model mini")
     for times, (role, caption) in product(own, preset.captions.items()):
         at = places(times, results, preset, role, "argmax")
-        lines = list(pareto.lines(results, preset, pareto.every(preset), role, "argmax", at))
+        lines = list(pareto.lines(results, preset, pareto.by_calls(preset), role, "argmax", at))
         theirs = Series("released functions", (times["released"]["0.9"],), (0.0,), joined=False, open=True)
         title = f"{caption}, {times['about']['device']}"
-        x, y = f"seconds for {TEXTS:,} texts", f"NLL less top-p .9's at {preset.most} calls"
+        x = f"seconds for {TEXTS:,} texts"
+        y = f"delta NLL against top-p .9 at {preset.max_nfe} calls (lower is better)"
         panels.append(Panel(title, x, y, [*lines, theirs], legend=not panels, axes={"xscale": "log"}))
     caption = (
-        f"Time for {TEXTS:,} texts, and their NLL less that of the released sampler (top-p .9, {preset.most} calls, "
-        "argmax final step) at its entropy"
+        f"Time for {TEXTS:,} texts, and their delta NLL against the released sampler (top-p .9, {preset.max_nfe} "
+        "calls, argmax final step) at its entropy"
     )
     return Figure("pareto", caption, tuple(panels), columns=2)
 
 
-def timed(times: dict[str, Any]) -> str:
-    """Which numbers of calls."""
+def timed_calls(times: dict[str, Any]) -> str:
+    """The numbers of calls that were timed."""
     calls = sorted(int(name.removesuffix(" calls")) for name in times if name.endswith(" calls"))
     return " and ".join([", ".join(map(str, calls[:-1])), str(calls[-1])]) if len(calls) > 1 else str(calls[0])
 
 
-def whose(times: dict[str, Any]) -> str:
-    """Which arms have a time of their own."""
-    few = times["about"]["every arm up to"]
-    return f", every arm up to {few} and the first of each family beyond" if few else ", the first arm of each family"
+def timed_families(times: dict[str, Any]) -> str:
+    """Which samplers were timed."""
+    few = times["about"]["every sampler up to"]
+    return (
+        f", all samplers up to {few} and the first of each family beyond"
+        if few
+        else ", the first sampler of each family"
+    )
 
 
 HEAD = (
-    "| timed | texts of | final step | released, s | how | calls | arms | NLL less | here, s | times as fast |\n"
+    "| timed | texts of | final step | released, s | how | calls | samplers | delta NLL | here, s | times as fast |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequence[dict[str, Any]]) -> str:
-    """The words of docs/speed.md."""
-    made = ", ".join(
+    """The text of docs/speed.md."""
+    machines = ", ".join(
         dict.fromkeys(
             f"{where(one)} (batch {one['batch']}, the released functions {one['released']['batch']})" for one in every
         )
     )
     rows = "\n".join(one.row for one in found)
     marks = " ".join(
-        f"On {one['about']['device']} {timed(one)} calls of the study {one['about']['study']} were timed{whose(one)}."
+        f"On {one['about']['device']} {timed_calls(one)} calls of the study {one['about']['study']} were timed"
+        f"{timed_families(one)}."
         for one in every
     )
     marks = textwrap.fill(marks, 120, break_on_hyphens=False)
@@ -299,13 +305,12 @@ def page(found: Sequence[Cheapest], drawn: Figure, preset: Preset, every: Sequen
     )
     return f"""![{drawn.caption}](images/pareto.svg)
 
-Users buy quality, not calls. What does that of the released sampler at top-p .9 and {preset.most} calls cost here? The
-table has the cheapest that reaches it: at its entropy, an NLL below its own with one-sided 95% confidence over shards.
-Its texts end with a draw, which is its default (final step ancestral), or with an argmax, its greedy tail, which is the
-paper's final step and serves these models worse. The same sampler here has its quality, too, by definition. "Mixed":
-some of the texts from one arm and the rest from another, which have the means of both, so that the entropy is exactly
-the released sampler's. "One arm": an arm that by itself has no less entropy. Seconds are for {TEXTS:,} texts, of the
-network and on the machine that stand first: {made}.{random}
+The table has the fastest samplers with the quality of the released sampler at top-p .9 and {preset.max_nfe} calls: at
+its entropy, their NLL is lower with one-sided 95% confidence over seeds. The released sampler's default final step is a
+sample. The paper's is an argmax, which serves these models worse. The released sampler itself, run here, has its own
+quality by definition. "Mixed": a share of the texts from one sampler and the rest from another, so that the mean
+entropy is exactly the released sampler's. "One sampler": its entropy alone is at least as high. Seconds are for
+{TEXTS:,} texts, of the network and on the machine that stand first: {machines}.{random}
 
 {HEAD}
 {rows}
@@ -313,8 +318,8 @@ network and on the machine that stand first: {made}.{random}
 {marks}
 
 ```
-limpet study run pareto --preset mini-gpu
-limpet study run interleave --preset mini-gpu
+limpet paper study run pareto --preset mini-gpu
+limpet paper study run interleave --preset mini-gpu
 python benchmarks/pareto.py time --out benchmarks/results/pareto-h200.json
 python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/results/{{pareto,interleave}}-cpu.json
 ```
@@ -322,26 +327,26 @@ python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/
 
 
 def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
-    """The words of README.md: on the first device, of each final step what is fastest, one arm where there is one; on the
-    others, of the default, what is fastest."""
+    """The text of README.md: on the first device the fastest for each final step, a single sampler if there is one; on
+    the other devices the fastest for the default final step."""
     own = [one for one in found if one.where == found[0].where]
 
-    def said(final_step: str, some: Sequence[Cheapest] = own) -> str:
+    def listed(final_step: str, some: Sequence[Cheapest] = own) -> str:
         last = {one.caption: one for one in some if one.final_step == final_step}
         return "; ".join(
-            f"on `{caption}` {one.nfe} calls of {one.words}, {one.times:.0f} times as fast"
+            f"on `{caption}` {one.nfe} calls of {one.samplers}, {one.times:.0f} times as fast"
             for caption, one in last.items()
         )
 
     words = (
         f"[What quality costs](docs/speed.md) on {found[0].where}: {TEXTS:,} texts by the released functions at top-p "
-        f".9 and {preset.most} calls take {brief(own[0].released)} s. By default they end with a draw; what reaches "
-        f"their NLL at their entropy then: {said('sample')}. With their greedy tail, an argmax, which is the "
-        f"paper's final step too and serves these models worse: {said('argmax')}."
+        f".9 and {preset.max_nfe} calls take {brief(own[0].released)} s. With their default final step, a sample, "
+        f"their NLL at their entropy is reached by: {listed('sample')}. With an argmax, the paper's final step, "
+        f"which serves these models worse: {listed('argmax')}."
     )
     for place in dict.fromkeys(one.where for one in found if one not in own):
         there = sorted((one for one in found if one.where == place), key=lambda one: one.times)
-        words += f" On {place}, by default: {said('sample', there)}."
+        words += f" On {place}, with the default: {listed('sample', there)}."
     return f"![{drawn.caption}](docs/images/pareto.svg)\n\n{textwrap.fill(words, 120, break_on_hyphens=False)}\n"
 
 
@@ -352,12 +357,12 @@ def join(options: argparse.Namespace) -> None:
     preset = studies.preset(options.preset)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in options.times]
     results = {
-        name: report.read(studies.study(name, preset), options.reports / f"{name}-{preset.name}")
+        name: report.read_report(studies.study(name, preset), options.reports / f"{name}-{preset.name}")
         for name in dict.fromkeys(times["about"]["study"] for times in every)
     }
     found = fastest(one for times in every for one in cheapest(times, results[times["about"]["study"]], preset))
     if not found:
-        raise LimpetError("nothing that was timed reaches the released sampler's quality: there is nothing to say")
+        raise LimpetError("no sampler that was timed reaches the released sampler's quality")
     drawn = figure(every, results["pareto"], preset)
     image = options.root / "docs/images/pareto.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
@@ -376,13 +381,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     timer = actions.add_parser("time")
     timer.add_argument("--out", type=Path, required=True)
-    timer.add_argument("--study", choices=EVERY, default="pareto", help="whose arms are timed")
+    timer.add_argument("--study", choices=SAMPLERS, default="pareto", help="whose samplers are timed")
     timer.add_argument("--model", default="mini", help="whose shape is timed")
     timer.add_argument("--device")
     timer.add_argument("--precision", default="bfloat16")
     timer.add_argument("--threads", type=int)
     timer.add_argument("--calls", type=int, nargs="+", help="numbers of calls, of those that the study has")
-    timer.add_argument("--few", type=int, default=8, help="up to so many calls every arm is timed")
+    timer.add_argument("--few", type=int, default=8, help="up to so many calls every sampler is timed")
     timer.add_argument("--batches", type=int, nargs="+", default=[256, 512])
     timer.add_argument("--released-batches", type=int, nargs="+", default=[2048, 1024, 512, 256, 128, 64, 16])
     timer.add_argument("--released-calls", type=int, default=16, help="at most so many are timed")
@@ -401,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place = usable_device(options.device)
     model = limpet.load(options.model, device=place, precision=options.precision)
     if not isinstance(model, Duo):
-        raise LimpetError(f"{options.model} is no Duo network, so the released functions have nothing to go round")
+        raise LimpetError(f"{options.model} is no Duo network, so there is no forward for the released functions")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     timings(model, studies.preset(options.preset), options)
 

@@ -17,13 +17,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from limpet import style as looks
+from limpet import style
 
 ROWS = ("released top-p .9", "released native", "bare", "own forward", "native", "top-p .9", "CRS")
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
-    """One Markdown row a measurement, in the order they were made."""
+    """One Markdown row for each measurement, in order."""
     yield "| batch | calls | | ms a call | of bare | least, most | peak GiB | tokens/s | head rows |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for key, row in found.items():
@@ -56,7 +56,7 @@ def beside(found: dict[str, Any]) -> Iterator[str]:
 
 
 def draw(found: dict[str, Any], target: Path) -> None:
-    paper, cells = looks.colours(), [(64, 64), (64, 8), (16, 64), (16, 8)]
+    paper, cells = style.colours(), [(64, 64), (64, 8), (16, 64), (16, 8)]
     figure, axes = plt.subplots(1, len(cells), figsize=(13, 3.6), sharey=True)
     for axis, (batch, nfe) in zip(axes, cells, strict=True):
         for place, name in enumerate(ROWS):
@@ -73,7 +73,7 @@ def draw(found: dict[str, Any], target: Path) -> None:
                 continue
             milliseconds = 1000 * row["seconds"] / nfe
             released = name.startswith("released")  # the same sampler, by its authors' functions
-            own = paper[looks.family(name) or ("ink" if name == "bare" else "soft")]
+            own = paper[style.family(name) or ("ink" if name == "bare" else "soft")]
             axis.barh(
                 place,
                 milliseconds,

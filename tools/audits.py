@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blocks import machines
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Entry, Results, Table, report
+from limpet.experiments import Entry, Results, Study, Table, format_signed, report
 from limpet.experiments.render import markdown
 from limpet.paper import studies
-from limpet.paper.studies import final_step, singleton, storage, values
+from limpet.paper.studies import final_step, revision, singleton, storage, values
 from limpet.paper.studies.audits import estimate_of, paper_text, with_error
 from limpet.paper.studies.published import PRINTED
 
@@ -21,18 +23,45 @@ CHAIN, WORDS = "exact:chain", "exact:words"
 CHECKPOINT = "Duo-distilled"  # the paper's, in every table that has a row of its values
 MINUS = "\N{MINUS SIGN}"
 RISK_TIMES = (0.1, 0.2, 0.4, 0.67, 0.9)  # those of the audit's times that are shown
+MODELS = ("mini", "mini-distilled")
+EXACT = ("words-8", "words-64", "chain-8", "chain-64")  # reports of `values` on exact sources
+REVISIONS = {"mini/revision-mini": MODELS, "revision/exact-16": ("exact:words", "exact:chain")}
 VIEWS = ("restored", "revisable", "restored, where it changed", "revisable, where it changed")
 
 
-def committed(folder: Path) -> dict[str, Results]:
-    """The reports that the page has tables of, by name."""
-    wanted = [study for study in studies.all_studies(SIZE) if study.name in TABLES]
-    return {study.name: report.read_report(study, folder / study.full_name) for study in wanted}
+def committed(reports: Path) -> dict[str, Results]:
+    """The reports that the page has tables of: by study, and by folder where a study has several."""
+    found = {}
+    for study in studies.all_studies(SIZE):
+        if study.name in TABLES:
+            found[study.name] = report.read_report(study, reports / "mini" / study.full_name)
+    for name in (*(f"values/{model}" for model in (*MODELS, *EXACT)), *REVISIONS):
+        study = values_study if name.startswith("values") else partial(audit_study, "revision")
+        found[name] = report.read_report(study(reports / name), reports / name)
+    return found
+
+
+def values_study(folder: Path) -> Study:
+    """The study `values` with the model and size of a written report."""
+    numbers = report.load_numbers(folder)
+    (model,), (options,) = numbers["provenance"]["models"], numbers["provenance"]["settings"]
+    captions, size = {"base": model, "distilled": model}, studies.preset(numbers["preset"])
+    return studies.study(
+        "values", replace(size, n=options["n"], nfe=options["nfe"], distilled=model, captions=captions)
+    )
+
+
+def audit_study(name: str, folder: Path) -> Study:
+    """An audit with the models of a written report."""
+    numbers = report.load_numbers(folder)
+    size = studies.audit_presets(name)[numbers["preset"]]
+    return studies.study(name, replace(size, models=tuple(numbers["provenance"]["models"])))
 
 
 def blocks(results: Mapping[str, Results]) -> dict[str, str]:
     """The generated blocks of the page, by name."""
-    return {name: markdown(build(results[name])) for name, build in TABLES.items()}
+    found = {name: markdown(build(results[name])) for name, build in TABLES.items()}
+    return found | {name: markdown(build(results)) for name, build in TABLES_OF_SEVERAL.items()}
 
 
 # Parts of tables
@@ -198,6 +227,57 @@ def risk_table(results: Results) -> Table:
     return table("risk", f"Percent wrong; {size_of(results)}", head, [row(t) for t in RISK_TIMES])
 
 
+def refreshed_table(results: Mapping[str, Results]) -> Table:
+    rows = []
+    for model in MODELS:
+        found = results[f"values/{model}"]
+        rows.append([model, "delta NLL against argmax", *(signed(found.contrast(v, "argmax")) for v in values.REFRESHED)])
+        for quantity in values.CHANGES:
+            rows.append(["", f"{quantity}, %", *(texts_of(found, [quantity], values=v)[0] for v in values.REFRESHED)])
+    return table("refreshed", "", ("", "", *REFRESHED), rows, names=2)
+
+
+def refreshed_exact_table(results: Mapping[str, Results]) -> Table:
+    rows = []
+    for name in EXACT:
+        source, nfe = name.split("-")
+        found = results[f"values/{name}"]
+        cells = [
+            f"{format_signed(found.contrast(v, 'argmax'), 4)}, "
+            f"{estimate_of(found, values.CHANGES[1], values=v).mean:.0f}%".replace("-", MINUS)
+            for v in values.REFRESHED
+        ]
+        rows.append([Entry(f"exact:{source}"), Entry(nfe, link=f"reports/values/{name}/report.md"), *map(Entry, cells)])
+    return Table("refreshed-exact", "", ("", "calls", *REFRESHED), (tuple(map(tuple, rows)),), 2)
+
+
+def revision_table(quantities: Mapping[str, str], results: Mapping[str, Results]) -> Table:
+    groups = []
+    for folder, models in REVISIONS.items():
+        for model in models:
+            rows = [[name, *texts_of(results[folder], list(quantities), model, values=name)] for name in revision.SAMPLERS]
+            groups.append([[model if i == 0 else "", *row] for i, row in enumerate(rows)])
+    return table("revision", "", ("", "tokens", *quantities.values()), *groups, names=2)
+
+
+REFRESHED = ("refreshed", "half as often", "interleaved")
+FORWARD = {  # quantities of `revision` along forward trajectories, with their columns
+    "wrong when stored": "wrong when stored",
+    "wrong at the end": "wrong at the end",
+    "corrected in a call": "corrected in a call",
+    "still wrong in a call": "still wrong",
+    "spoiled in a call": "spoiled",
+    "corrected overall": "corrected overall",
+    "still wrong overall": "still wrong",
+    "spoiled overall": "spoiled",
+}
+SAMPLED = dict(zip(revision.SAMPLED, ("contradicted", "again", "at the final step"), strict=True))
+TABLES_OF_SEVERAL = {
+    "refreshed": refreshed_table,
+    "refreshed-exact": refreshed_exact_table,
+    "revision": partial(revision_table, FORWARD),
+    "revision-sampled": partial(revision_table, SAMPLED),
+}
 TABLES = {
     "singleton": singleton_table,
     "final-step": final_step_table,

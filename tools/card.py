@@ -35,8 +35,8 @@ from limpet.experiments.executors.processes import processes
 from limpet.experiments.render import markdown
 from limpet.experiments.resources import provenance
 from limpet.experiments.store import canonical, digest
-from limpet.models.duo import PRECISIONS, Network
-from limpet.models.model_files import MINIS
+from limpet.models.duo import PRECISIONS, DuoNetwork
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.models.tensor_files import STORAGES, read_tensors, unpack_rows, write_tensors
 from limpet.training import heldout
 from limpet.training.data import Stream, Text, open_text
@@ -137,7 +137,7 @@ def likelihood(network: heldout.Network, stream: Stream, rows: int | None, draws
     """Nats per token on a split: the bound of a Duo network, or the NLL of a causal one."""
     device = next(network.parameters()).device
     batch = 256 if device.type == "cuda" else 32
-    found = heldout.held_out(network, stream.to(device), rows, draws if isinstance(network, Network) else 1, batch)
+    found = heldout.held_out(network, stream.to(device), rows, draws if isinstance(network, DuoNetwork) else 1, batch)
     return {**asdict(found), "perplexity": math.exp(found.nats)}
 
 
@@ -251,7 +251,7 @@ def pack(trained: Path, text: Text, rows: int, device: str | None) -> None:
     found = {}
     for model in NAMES:
         load: Callable[..., Any] = load_judge if model == JUDGE else limpet.load
-        target = MINIS / model
+        target = BUILTIN_FOLDER / model
         target.mkdir(exist_ok=True)
         state = unpack_rows(read_tensors(trained / model / "model.safetensors"))
         write_tensors(target / "model.safetensors", STORAGES["int8"](state))
@@ -311,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
             blocks = blocks_of(model, samples, books[model], given.data)
             if whole:
                 for block, content in blocks.items():
-                    put(MINIS / model / "README.md", block, content)
+                    put(BUILTIN_FOLDER / model / "README.md", block, content)
             print(f"# {model}\n\n" + "\n\n".join(blocks.values()) + "\n")
         return 0 if not whole or all(holds for _, holds in findings(results)) else 1
     except LimpetError as error:

@@ -17,7 +17,7 @@ from limpet.evaluation.statistics import Estimate
 from limpet.experiments import report, units
 from limpet.experiments.contents import Entry, Table, signed
 from limpet.experiments.render import markdown
-from limpet.models.model_files import MINIS
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.paper import studies
 from limpet.paper.studies import forms, interleave, pareto, samplers
 from limpet.paper.studies.published import Beside
@@ -144,7 +144,7 @@ def sharper() -> str:
 def pages() -> dict[Path, str]:
     field, tried = committed("samplers"), committed("forms")
     both = f"{frontier(list(SIZE.captions), field, tried)}\n{words(field)}"
-    cards = {MINIS / SIZE.roles[role] / "README.md": frontier([role], field, tried) for role in SIZE.captions}
+    cards = {BUILTIN_FOLDER / SIZE.roles[role] / "README.md": frontier([role], field, tried) for role in SIZE.captions}
     return {HERE / "README.md": both, HERE / "docs/samplers.md": both, **cards}
 
 

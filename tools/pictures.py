@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.recording import page
@@ -60,7 +60,7 @@ def browser() -> Iterator[Any]:
     path = chromium()
     if path is None:
         raise LimpetError("there is no Chromium here: install one, or name it in LIMPET_CHROMIUM")
-    with extra("playwright.sync_api", "dev").sync_playwright() as driver:
+    with import_extra("playwright.sync_api", "dev").sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=path, args=FLAGS)
         try:
             yield opened
@@ -115,13 +115,13 @@ def tab(opened: Any, viewport: dict[str, int], scheme: str) -> Iterator[Any]:
 
 def still(shot: bytes, file: Path) -> None:
     """A screenshot in few colours, which takes a third of the bytes."""
-    image: Any = extra("PIL.Image", "figures")
+    image: Any = import_extra("PIL.Image", "figures")
     image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE).save(file, optimize=True)
 
 
 def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
     """Two trajectories of the recorded run as a GIF of texts, each with a caption."""
-    image: Any = extra("PIL.Image", "figures")
+    image: Any = import_extra("PIL.Image", "figures")
     trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
     calls, shots = trajectories[0].header.calls, []
     with tab(opened, {"width": 980, "height": 700}, "light") as shown:

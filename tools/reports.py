@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import audits
+from audits import audit_study, values_study
 from blocks import put
 from limpet.experiments import Results, Study, report, study_files
 from limpet.paper import studies
@@ -30,29 +31,13 @@ NOT_IN_PAPER = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini
 STUDY_FILES = ("final-step-sample", "readings", "readings-prompt")  # studies from TOML files
 
 
-def other_studies() -> Iterator[tuple[str, Study]]:
-    """Committed reports of other models and sizes than a preset's, by their folders."""
-    for name in ("mini", "mini-distilled", "words-64", "words-8", "chain-64", "chain-8"):
-        yield f"values/{name}", values_study(REPORTS / "values" / name)
-    for name in ("exact-16", "exact-64"):
-        yield f"revision/{name}", audit_study("revision", REPORTS / "revision" / name)
-    yield "mini/selection-other-text", audit_study("selection", FOLDER / "selection-other-text")
-
-
-def values_study(folder: Path) -> Study:
-    """The study `values` with the model and size of a written report."""
-    numbers = report.load_numbers(folder)
-    (model,), (settings,) = numbers["provenance"]["models"], numbers["provenance"]["settings"]
-    size, nfe = studies.preset(numbers["preset"]), settings["nfe"]
-    captions = {"base": model, "distilled": model}
-    return studies.study("values", replace(size, n=settings["n"], nfe=nfe, distilled=model, captions=captions))
-
-
-def audit_study(name: str, folder: Path) -> Study:
-    """An audit with the models and size of a written report."""
-    numbers = report.load_numbers(folder)
-    own, models = studies.audit_presets(name)[numbers["preset"]], tuple(numbers["provenance"]["models"])
-    return studies.study(name, replace(own, models=models, seeds=tuple(numbers["provenance"]["seeds"])))
+def other_studies() -> Iterator[tuple[Path, Study]]:
+    """Committed reports of other models and sizes than a preset's, with their folders."""
+    for folder in sorted(REPORTS.glob("values/*")):
+        yield folder, values_study(folder)
+    for folder in sorted(REPORTS.glob("revision/*")):
+        yield folder, audit_study("revision", folder)
+    yield FOLDER / "selection-other-text", audit_study("selection", FOLDER / "selection-other-text")
 
 
 def write(numbers: Mapping[str, Any], several: Iterable[Study]) -> Iterator[report.IndexEntry]:
@@ -85,14 +70,15 @@ def main(file: Path | None) -> None:
     others = [studies.study(name, studies.preset(size)) for name, size in NOT_IN_PAPER]
     others.append(studies.study("revision", studies.audit_presets("revision")["mini"]))
     list(write(numbers, [*others, *(study_files.load(FOLDER / f"{name}.toml") for name in STUDY_FILES)]))
-    for path, study in other_studies():
-        report.write_report(report.read_report(study, REPORTS / path), REPORTS / path)
+    for folder, study in other_studies():
+        report.write_report(report.read_report(study, folder), folder)
+        (folder / "index.html").unlink()  # its Markdown is enough
     report.write_index(entries, FOLDER)
     for folder in REPORTS.glob("*/*/"):
         compress(folder)
     tally = report.count_verdicts(entries)
     put(DOCS / "reproduce.md", CLAIMS, f"{tally}\n\n{report.claims_table(entries, 'reports/mini/')}")
-    for name, block in audits.blocks(audits.committed(FOLDER)).items():
+    for name, block in audits.blocks(audits.committed(REPORTS)).items():
         put(DOCS / "audits.md", name, block)
     print(tally)
 

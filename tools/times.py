@@ -1,9 +1,7 @@
-"""How long each command takes: the seconds of one core that its examples use, kept in benchmarks/results/commands.json
-and shown in docs/times.md.
+"""Measure how long each command takes, in seconds of one core, and fill docs/times.md.
 
-    python tools/times.py          # from the root of the repository; minutes
-    python tools/times.py --page   # the page alone, from the seconds kept
-"""
+python tools/times.py          # from the root of the repository; minutes
+python tools/times.py --page   # the page alone, from the seconds in benchmarks/results/commands.json"""
 
 from __future__ import annotations
 
@@ -15,10 +13,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parents[1]
-KEPT, PAGE = HERE / "benchmarks/results/commands.json", HERE / "docs/times.md"
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "benchmarks/results/commands.json", ROOT / "docs/times.md"
 COMMANDS = [  # in this order: some read what others wrote
     "limpet --help",
     "limpet doctor",
@@ -31,21 +31,26 @@ COMMANDS = [  # in this order: some read what others wrote
     "limpet watch --model exact:words --nfe 16",
     "limpet sample --model exact:words --nfe 16 --n 1 --record words.limpet",
     "limpet view words.limpet",
-    "limpet check exact:words --arm crs",
-    "limpet tune exact:words --nfe 6 --n 4 --shards 2 --space 'mend late_top_p=1,.6'",
-    "limpet study run factorial --preset smoke",
-    "limpet study report factorial --preset smoke",
-    "limpet audit temperature --preset smoke",
-    "limpet theory separated-modes",
+    "limpet bulk samples --model exact:words --nfe 8 --n 200",
+    "limpet check exact:words --sampler crs",
+    "limpet tune exact:words --nfe 6 --n 4 --n-seeds 2 --space 'mend late_top_p=1,.6'",
+    "limpet study run study.toml",
+    "limpet paper study run factorial --preset smoke",
+    "limpet paper study report factorial --preset smoke",
+    "limpet paper audit temperature --preset smoke",
+    "limpet paper theory separated-modes",
     "limpet train recipes/small/duo.toml",
     "limpet train recipes/small/judge.toml",
     "limpet train recipes/small/distilled.toml",
     "limpet bench --nfe 4 --batches 1 --runs 1",
 ]
+STUDY = (
+    'model = "exact:words"\nsamples = 4\nseeds = [8200, 8210]\n[samplers]\nnative = "native nfe=8"\nCRS = "crs nfe=8"\n'
+)
 
 
-def seconds(command: str, folder: Path) -> float:
-    """Of one core, in a process of its own with one thread."""
+def core_seconds(command: str, folder: Path) -> float:
+    """Seconds of one core that a command takes in a process of its own with one thread."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     call = [sys.executable, "-m", "limpet.cli.main", *shlex.split(command)[1:]]
     subprocess.run(call, cwd=folder, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -53,35 +58,35 @@ def seconds(command: str, folder: Path) -> float:
     return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)
 
 
-def page(kept: dict[str, object], rows: dict[str, float]) -> str:
-    lines = [f"| `{command}` | {taken:.1f} |" for command, taken in rows.items()]
-    return "\n".join([
-        "# How long it takes",
-        "",
-        "Seconds of one core, start-up included, with one thread, by `tools/times.py`",
-        f"({kept['machine']}, Python {kept['python']}). `limpet serve` stays until it is stopped, and",
-        "`limpet reproduce` says itself how long it will take.",
-        "",
-        "| command | seconds of one core |",
-        "|---|---:|",
-        *lines,
-        "",
-        "Time grows with the samples and with `--nfe`. What a study takes at each size, `limpet study list` says;",
-        "on a GPU, read [Speed](speed.md).",
-        "",
-    ])  # fmt: skip
+def page(results: Mapping[str, Any]) -> str:
+    """The page, from the stored results."""
+    rows = "\n".join(f"| `{command}` | {seconds:.1f} |" for command, seconds in results["seconds"].items())
+    return f"""# How long commands take
+
+What to expect on a laptop: seconds of one core, start-up included, with one thread, measured by `tools/times.py`
+({results["machine"]}, Python {results["python"]}). `limpet serve` runs until it is stopped. `limpet paper reproduce`
+estimates its own time.
+
+| command | seconds of one core |
+|---|---:|
+{rows}
+
+Time grows with the number of samples and with `--nfe`. `limpet paper study list` says what each preset takes.
+
+Next: [Speed](speed.md) for a GPU, [Clusters](scale.md) for several.
+"""
 
 
 if __name__ == "__main__":
     if "--page" not in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("recipes", "src"):
-                Path(folder, name).symlink_to(HERE / name)
-            rows = {}
+                Path(folder, name).symlink_to(ROOT / name)
+            Path(folder, "study.toml").write_text(STUDY)
+            seconds = {}
             for command in COMMANDS:
-                rows[command] = seconds(command, Path(folder))
-                print(f"{rows[command]:6.1f} {command}", flush=True)
-        about = {"machine": platform.machine(), "python": platform.python_version(), "seconds": rows}
-        KEPT.write_text(json.dumps(about, indent=1) + "\n")
-    kept = json.loads(KEPT.read_text())
-    PAGE.write_text(page(kept, kept["seconds"]))
+                seconds[command] = core_seconds(command, Path(folder))
+                print(f"{seconds[command]:6.1f} {command}", flush=True)
+        about = {"machine": platform.machine(), "python": platform.python_version(), "seconds": seconds}
+        RESULTS.write_text(json.dumps(about, indent=1) + "\n")
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))

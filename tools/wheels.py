@@ -1,10 +1,10 @@
-"""Whether the wheel alone works under every Python that pyproject.toml names: built once, installed by pip with what it
-requires and nothing else into an empty environment of each, and asked the same things; kept in
-benchmarks/results/wheels.json.
+"""Install the wheel alone under every Python that pyproject.toml names, try commands, and keep what came of them.
 
-    python tools/wheels.py                         # python3.11, python3.12 ... as the path has them
-    python tools/wheels.py PYTHON PYTHON PYTHON    # these; minutes and gigabytes each, of torch
-"""
+    python tools/wheels.py                         # python3.11, python3.12 ... on the path
+    python tools/wheels.py PYTHON PYTHON PYTHON    # these; minutes, and gigabytes of torch, for each
+
+pip installs the wheel and its requirements, and nothing else, into an empty environment of each Python. The results
+are kept in benchmarks/results/wheels.json."""
 
 from __future__ import annotations
 
@@ -22,114 +22,118 @@ from typing import Any
 
 import limpet
 
-HERE = Path(__file__).parents[1]
-KEPT = HERE / "benchmarks/results/wheels.json"
-UNASKED = ("diffusers", "fsspec", "matplotlib", "pandas", "pydantic", "ray", "scipy", "transformers")  # by an import
-GEMMA = '{"model_type": "diffusion_gemma"}'  # enough of a config for its reader to be sought
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/wheels.json"
+NOT_IMPORTED = ("diffusers", "fsspec", "matplotlib", "pandas", "pydantic", "ray", "scipy", "transformers")
+GEMMA_CONFIG = '{"model_type": "diffusion_gemma"}'  # enough of a config for its loader to be chosen
 TOY = "--model exact:words --n 2 --nfe 2"
 MINI = "--model mini --n 1 --nfe 2 --length 16"
 
 
-def lacks(module: str, extra: str, by: str = "limpet: ") -> str:
-    """The last thing that is said where an extra is not there."""
-    return re.escape(f"{by}this needs {module}: pip install 'limpet[{extra}]'") + "$"
+def names_extra(module: str, extra: str, prefix: str = "limpet: ") -> str:
+    """The pattern of the sentence that names a missing extra."""
+    return re.escape(f"{prefix}this needs {module}: pip install 'limpet[{extra}]'") + "$"
 
 
 def python(code: str) -> str:
+    """A command line that runs code."""
     return f'python -c "{code}"'
 
 
 ERROR = "LimpetError: "  # as Python ends its traceback
-MISSING = {  # by extra, what needs it, the exit code, and what is said
-    "judges": ("limpet score a.txt --judge someone/some-judge", 2, lacks("transformers", "judges")),
-    "gemma": ("limpet info gemma", 2, lacks("transformers", "gemma")),
-    "diffusers": (python("import limpet.integrations.diffusers"), 1, lacks("diffusers", "diffusers", ERROR)),
-    "figures": ("limpet theory separated-modes --figures figures", 2, lacks("matplotlib", "figures")),
+MISSING = {  # by extra: a command that needs it, its exit code, and a pattern of its output
+    "judges": ("limpet score a.txt --judge someone/some-judge", 2, names_extra("transformers", "judges")),
+    "gemma": ("limpet info gemma", 2, names_extra("transformers", "gemma")),
+    "diffusers": (python("import limpet.integrations.diffusers"), 1, names_extra("diffusers", "diffusers", ERROR)),
+    "figures": ("limpet paper theory separated-modes --figures figures", 2, names_extra("matplotlib", "figures")),
     "lab": (
         python("from limpet.experiments import claims; claims.bounds(0.0, 1.0, 4)"),
         1,
-        lacks("scipy", "lab", ERROR),
+        names_extra("scipy", "lab", ERROR),
     ),
-    "parquet": (f"limpet sample {TOY} --out samples --format parquet", 2, lacks("pyarrow", "parquet")),
-    "ray": ("limpet study run factorial --preset smoke --on ray", 2, lacks("ray", "ray")),
-    "serve": ("limpet serve", 2, lacks("pydantic", "serve")),
+    "parquet": (f"limpet bulk samples {TOY} --format parquet", 2, names_extra("pyarrow", "parquet")),
+    "ray": ("limpet paper study run factorial --preset smoke --on ray", 2, names_extra("ray", "ray")),
+    "serve": ("limpet serve", 2, names_extra("pydantic", "serve")),
     "notebook": (
-        python("import limpet; limpet.sample(limpet.load('exact:words'), limpet.Native(nfe=2), n=1).to_pandas()"),
+        python("import limpet; limpet.sample(limpet.load('exact:words'), 'native nfe=2', n=1).to_pandas()"),
         1,
-        lacks("pandas", "notebook", ERROR),
+        names_extra("pandas", "notebook", ERROR),
     ),
 }
-INSIDE = (
-    f"import sys, limpet; assert limpet.__file__.startswith(sys.prefix); assert not {{*{UNASKED}}} & {{*sys.modules}}"
+IMPORTS = (
+    "import sys, limpet; assert limpet.__file__.startswith(sys.prefix); "
+    f"assert not {{*{NOT_IMPORTED}}} & {{*sys.modules}}"
 )
-COMMANDS: dict[str, tuple[int, list[str]]] = {  # the exit code of each, and what is found in all that it says
-    python(INSIDE): (0, []),
+COMMANDS: dict[str, tuple[int, list[str]]] = {  # the exit code of each, and patterns that its output matches
+    python(IMPORTS): (0, []),
     "limpet --version": (0, [f"^limpet {re.escape(limpet.__version__)}$"]),
     f"limpet sample {MINI} --json": (0, [r'"tokens": \[(\d+, ){15}\d+\]']),
-    f"limpet compare {TOY} --shards 1 --json": (0, [rf'"name": "{arm}"' for arm in ("native", "CRS", "Mend")]),
-    f"limpet compare {MINI} --shards 1 --arm crs --json": (0, ['"name": "mini-judge"']),
-    "limpet check exact:words --arm crs": (0, []),
+    f"limpet compare {TOY} --seeds 1 --json": (0, [rf'"name": "{name}"' for name in ("native", "crs", "mend")]),
+    f"limpet compare {MINI} --seeds 1 --sampler crs --json": (0, ['"name": "mini-judge"']),
+    "limpet check exact:words --sampler crs": (0, []),
     "limpet doctor": (0, [re.escape(f"pip install 'limpet[{extra}]'") for extra in MISSING]),
-} | {line: (code, [said]) for line, code, said in MISSING.values()}
+} | {line: (code, [pattern]) for line, code, pattern in MISSING.values()}
 
 
 def versions() -> list[str]:
-    """The Pythons that pyproject.toml names, such as 3.11."""
-    named = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["classifiers"]
-    return [found[1] for one in named if (found := re.search(r":: (3\.\d+)$", one))]
+    """The versions of Python that pyproject.toml names, such as 3.11."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    return [match[1] for one in named if (match := re.search(r":: (3\.\d+)$", one))]
 
 
 def build(folder: Path) -> Path:
+    """Build the wheel into a folder."""
     call = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(call, cwd=HERE, check=True, capture_output=True)
+    subprocess.run(call, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def tried(commands: Path, folder: Path) -> list[dict[str, Any]]:
-    """What came of every command of an environment, of which the folder of commands is given: run in another folder,
-    with nothing of ours about."""
+def try_commands(programs: Path, folder: Path) -> list[dict[str, Any]]:
+    """Run every command in a folder, with the programs of an environment; one row for each.
+
+    A row has the exit code, and whether code and output are as COMMANDS says."""
     (folder / "a.txt").write_text("a text\n")
     (folder / "gemma").mkdir()
-    (folder / "gemma/config.json").write_text(GEMMA)
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    (folder / "gemma/config.json").write_text(GEMMA_CONFIG)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     rows = []
     for line, (code, patterns) in COMMANDS.items():
         name, *rest = shlex.split(line)
-        call = [str(commands / name), *rest]
-        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, env=bare, timeout=300, check=False)
-        said = " ".join((done.stdout + done.stderr).split())
-        held = done.returncode == code and all(re.search(pattern, said) for pattern in patterns)
-        held &= code == 1 or "Traceback" not in said  # Python's own -c has one; a command has none
-        rows.append({"command": line, "code": done.returncode, "held": held} | ({} if held else {"said": said[-500:]}))
+        call = [str(programs / name), *rest]
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, env=env, timeout=300, check=False)
+        output = " ".join((done.stdout + done.stderr).split())
+        is_ok = done.returncode == code and all(re.search(pattern, output) for pattern in patterns)
+        is_ok &= code == 1 or "Traceback" not in output  # Python's own -c has one; a command has none
+        row = {"command": line, "code": done.returncode, "ok": is_ok}
+        rows.append(row if is_ok else {**row, "output": output[-500:]})
     return rows
 
 
-def alone(interpreter: str, wheel: Path, folder: Path) -> dict[str, Any]:
-    """An empty environment of one Python, the wheel by pip in the versions that the repository holds, and its rows."""
+def try_python(interpreter: str, wheel: Path, folder: Path) -> dict[str, Any]:
+    """Install the wheel into an empty environment of one Python, with constraints.txt, and try every command."""
     subprocess.run([interpreter, "-m", "venv", str(folder / "env")], check=True)
-    commands = folder / "env/bin"
-    constraints = str(HERE / "constraints.txt")
+    programs = folder / "env/bin"
+    constraints = str(ROOT / "constraints.txt")
     call = ["-m", "pip", "install", "--quiet", "--no-cache-dir", "--constraint", constraints, str(wheel)]
-    subprocess.run([str(commands / "python"), *call], check=True)
-    asked = "import json, platform, torch; print(json.dumps([platform.python_version(), torch.__version__]))"
-    said = subprocess.run([str(commands / "python"), "-c", asked], check=True, capture_output=True, text=True).stdout
-    version, torch = json.loads(said)
+    subprocess.run([str(programs / "python"), *call], check=True)
+    code = "import json, platform, torch; print(json.dumps([platform.python_version(), torch.__version__]))"
+    done = subprocess.run([str(programs / "python"), "-c", code], check=True, capture_output=True, text=True)
+    version, torch = json.loads(done.stdout)
     (folder / "work").mkdir()
-    return {"python": version, "torch": torch, "commands": tried(commands, folder / "work")}
+    return {"python": version, "torch": torch, "commands": try_commands(programs, folder / "work")}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         wheel = build(Path(folder))
-        about = {
-            "name": wheel.name, "bytes": wheel.stat().st_size, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()
-        }  # fmt: skip
-        found = []
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        about = {"name": wheel.name, "bytes": wheel.stat().st_size, "sha256": digest}
+        environments = []
         for interpreter in sys.argv[1:] or [f"python{version}" for version in versions()]:
-            with tempfile.TemporaryDirectory() as room:
-                found.append(alone(interpreter, wheel, Path(room)))
-            wrong = [row for row in found[-1]["commands"] if not row["held"]]
-            print(found[-1]["python"], *(wrong or ["holds"]), sep="\n", flush=True)
-    KEPT.write_text(json.dumps({"wheel": about, "environments": found}, indent=1) + "\n")
-    sys.exit(any(not row["held"] for one in found for row in one["commands"]))
+            with tempfile.TemporaryDirectory() as other:
+                environments.append(try_python(interpreter, wheel, Path(other)))
+            failed = [row for row in environments[-1]["commands"] if not row["ok"]]
+            print(environments[-1]["python"], *(failed or ["ok"]), sep="\n", flush=True)
+    RESULTS.write_text(json.dumps({"wheel": about, "environments": environments}, indent=1) + "\n")
+    sys.exit(any(not row["ok"] for one in environments for row in one["commands"]))

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from limpet.diffusion.backends import Backend, Outcome, fastest
 from limpet.diffusion.rng import SAMPLE_LIMIT, SEED_LIMIT, CounterRNG, canvas_seed
-from limpet.errors import LimpetError, extra, plain, remark
-from limpet.files import read_text, write_whole
+from limpet.errors import LimpetError, import_extra, one_line, warn
+from limpet.files import read_text, write_file
 from limpet.html import table
 from limpet.models import Canvas, Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
 from limpet.samplers import CRS, Context, Sampler, State, StepInfo, as_sampler, from_dict
@@ -322,7 +322,7 @@ class Samples(Sequence[Sample]):
 
     def to_pandas(self) -> Any:
         """A data frame with one row for each sample; the sampler's parameters are columns of their own."""
-        return extra("pandas", "notebook").json_normalize([sample.to_dict() for sample in self], sep=" ")
+        return import_extra("pandas", "notebook").json_normalize([sample.to_dict() for sample in self], sep=" ")
 
     def lines(self) -> str:
         """One line of JSON for each sample."""
@@ -330,7 +330,7 @@ class Samples(Sequence[Sample]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one line of JSON for each sample; `limpet score` reads such a file too."""
-        write_whole(path, self.lines())
+        write_file(path, self.lines())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], sampler: Sampler | None = None) -> Samples:
@@ -638,7 +638,7 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
     if length < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
     if length > model.length:
-        remark(f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest")
+        warn(f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest")
     tokens = torch.full((n, length), -1)
     if isinstance(fixed, Mapping):
         for position, token in fixed_ids(model, fixed.items(), length).items():
@@ -678,7 +678,7 @@ def fixed_ids(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], len
     """{position: token} of tokens, and of texts or ids that begin at a position."""
     fixed: dict[int, int] = {}
     for start, text in texts:
-        ids, shown = ids_of(model, text, "what is fixed"), plain(ascii(text), 40)
+        ids, shown = ids_of(model, text, "what is fixed"), one_line(ascii(text), 40)
         if not 0 <= start < length:
             raise LimpetError(f"fixed position {start} is outside a sequence of {length} tokens")
         if start + len(ids) > length:

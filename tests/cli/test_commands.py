@@ -6,14 +6,13 @@ import json
 import re
 
 import pytest
-import torch
 
 import limpet
 from limpet import CRS, Native, registry, samplers
-from limpet.cli.common import named_samplers
 from limpet.cli.main import main
 from limpet.errors import LimpetError
-from limpet.evaluation.comparison import baselines
+from limpet.evaluation.comparison import SAMPLERS
+from limpet.samplers import named_samplers
 from limpet.samplers.builtin import BUILTIN
 
 MINE = '''
@@ -116,10 +115,11 @@ def test_a_broken_package_is_named(monkeypatch):
 # compare
 
 
-def test_without_samplers_the_baselines_are_compared(capsys):
+def test_without_samplers_the_defaults_are_compared(capsys):
     found = document(capsys, "compare", "--model", "exact:words", "--n", "2", "--seeds", "1", "2", "--nfe", "4")
-    assert [one["name"] for one in found["samplers"]] == list(baselines(4))
-    assert [one["sampler"] for one in found["samplers"]] == [one.to_dict() for one in baselines(4).values()]
+    wanted = named_samplers(SAMPLERS, 4)
+    assert [one["name"] for one in found["samplers"]] == list(wanted)
+    assert [one["sampler"] for one in found["samplers"]] == [one.to_dict() for one in wanted.values()]
     assert {one["nfe"] for one in found["samplers"]} == {4}
 
 
@@ -129,13 +129,13 @@ def test_one_samplers_parameters_never_touch_anothers(capsys):
     beside = compared(capsys, "native", "native top_p=.5", "crs top_p=.5 final_step=sample nfe=6")
     assert beside["native"] == alone
     assert [one["nfe"] for one in beside.values()] == [4, 4, 6]
-    assert beside["native top_p=0.5"]["nll"] != alone["nll"]
+    assert beside["native top_p=0.5"]["measures"]["nll"] != alone["measures"]["nll"]
     for name, one in beside.items():
         assert one["sampler"] == named_samplers([name], one["nfe"])[name].to_dict()
         again = limpet.compare(
             limpet.load("exact:words"), {name: named_samplers([name], one["nfe"])[name]}, n=2, seeds=(1, 2)
         )
-        assert again.samplers[0].to_dict()["nll"] == one["nll"]
+        assert again.samplers[0].to_dict()["measures"]["nll"] == one["measures"]["nll"]
 
 
 def test_the_old_flags_are_gone(capsys):
@@ -154,48 +154,27 @@ def test_a_crs_that_selects_nothing_is_an_error(capsys):
 
 def test_a_sampler_in_a_file_is_one_like_others(capsys, mine):
     found = compared(capsys, "native", mine)
-    assert found["mine.py:Mine"]["nll"] == found["native"]["nll"]
+    assert found["mine.py:Mine"]["measures"]["nll"] == found["native"]["measures"]["nll"]
     assert found["mine.py:Mine"]["sampler"]["depth"] == 3
     assert found["mine.py:Mine"]["delta_nll"]["mean"] == 0
 
 
-def test_a_table_says_who_judged_how_and_over_what(capsys):
-    call = [
-        "compare",
-        "--n",
-        "2",
-        "--seeds",
-        "1",
-        "2",
-        "--nfe",
-        "2",
-        "--texts",
-        "0",
-        "--sampler",
-        "native",
-        "--device",
-        "cpu",
-    ]
-    digest = r"\([0-9a-f]{12}\)"
-    for extra, caption in (
-        (
-            ["--model", "exact:words"],
-            rf"true distribution of exact:words {digest} in float64, by exact, 640 tokens counted for each sampler; exact:words in float64",
-        ),
-        (
-            ["--model", "exact:words", "--judge", "mini-judge"],
-            rf"mini-judge {digest} in float32, by text, \d+ tokens counted for each sampler; exact:words in float64",
-        ),
-        (
-            ["--model", "mini", "--precision", "float32"],
-            rf"mini-judge {digest} in float32, by ids, 1,020 tokens counted for each sampler; mini in float32",
-        ),
-    ):
-        assert main([*call, *extra]) == 0
-        shown = capsys.readouterr()
-        assert re.search(caption, shown.out), shown.out
-        assert "NLL: " in shown.err
-        assert ("true NLL" in shown.out) == ("by exact" in caption)
+@pytest.mark.parametrize(
+    ("options", "judge"),
+    [
+        (["--model", "exact:words"], "true distribution of exact:words (DIGEST) in float64, convention exact, 640"),
+        (["--model", "exact:words", "--judge", "mini-judge"], "mini-judge (DIGEST) in float32, convention text, \\d+"),
+        (["--model", "mini", "--precision", "float32"], "mini-judge (DIGEST) in float32, convention ids, 1,020"),
+    ],
+)
+def test_a_table_says_who_judged_how_and_over_what(capsys, options, judge):
+    call = ["compare", "--n", "2", "--seeds", "1", "2", "--nfe", "2", "--texts", "0", "--sampler", "native"]
+    assert main([*call, "--device", "cpu", *options]) == 0
+    shown = capsys.readouterr()
+    pattern = judge.replace("(DIGEST)", r"\([0-9a-f]{12}\)") + " tokens counted per sampler"
+    assert re.search(pattern, " ".join(shown.out.split())), shown.out
+    assert "nll: " in shown.err
+    assert ("true NLL" in shown.out) == ("convention exact" in judge)
 
 
 def test_a_prompt_is_not_counted(capsys):
@@ -204,7 +183,7 @@ def test_a_prompt_is_not_counted(capsys):
     assert found["samplers"][0]["counted"] == 2 * 155
     assert found["data"] is None
     assert main([*call, "--prompt", "sand "]) == 0
-    assert "160 tokens, 5 of them given and not counted" in " ".join(capsys.readouterr().out.split())
+    assert "the first 5 tokens are the prompt and not counted" in " ".join(capsys.readouterr().out.split())
 
 
 # sample
@@ -274,12 +253,3 @@ def test_words_and_ids_are_fixed_at_their_positions(capsys, tmp_path):
 def test_a_sampler_that_commits_nothing_says_so(capsys, mine):
     assert main(["sample", "--model", "exact:words", "--sampler", mine, "--nfe", "3", "--n", "1"]) == 0
     assert "3 calls · 0 committed" in capsys.readouterr().err
-
-
-def test_baselines_share_all_randomness():
-    model = limpet.load("exact:words")
-    result = limpet.compare(model, {"a": Native(nfe=4), "b": Native(nfe=4)}, n=2, seeds=(1,))
-    assert torch.equal(result.samplers[0].samples[0].tokens, result.samplers[1].samples[0].tokens)
-    for wrong in ({"samplers": {}}, {"seeds": ()}, {"seeds": (1, 1)}):
-        with pytest.raises(LimpetError):
-            limpet.compare(model, **{"n": 1, **wrong})

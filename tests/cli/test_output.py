@@ -14,7 +14,7 @@ from safetensors.torch import load
 
 import limpet
 from limpet.errors import LimpetError
-from limpet.files import whole, write_whole
+from limpet.files import atomic_path, write_file
 from limpet.models.tensor_files import write_tensors
 from limpet.recording.trajectory import Trajectory
 
@@ -49,7 +49,7 @@ def full(tmp_path):
 def test_a_device_stays_one(full):
     """safetensors would have put a file in its place."""
     for write in (
-        lambda: write_whole(full, b"x" * 9999),
+        lambda: write_file(full, b"x" * 9999),
         lambda: write_tensors(full, {"a": torch.zeros(3)}),
         lambda: limpet.recording.trajectory.record(limpet.load("exact:chain"), limpet.Native(nfe=2)).save(full),
     ):
@@ -64,7 +64,7 @@ def test_a_pipe_is_written_through(tmp_path):
     os.mkfifo(pipe)
     got = []
     for write, check in (
-        (lambda: write_whole(pipe, "text"), lambda data: data == b"text"),
+        (lambda: write_file(pipe, "text"), lambda data: data == b"text"),
         (lambda: write_tensors(pipe, {"a": torch.ones(3)}), lambda data: load(data)["a"].tolist() == [1, 1, 1]),
     ):
         reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
@@ -78,16 +78,16 @@ def test_a_pipe_is_written_through(tmp_path):
 def test_a_link_stays_one_and_a_folder_is_a_sentence(tmp_path):
     (tmp_path / "there").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    write_whole(tmp_path / "link", "new")
+    write_file(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").read_text() == "new"
     with pytest.raises(LimpetError, match="cannot be written"):
-        write_whole(tmp_path, "x")
+        write_file(tmp_path, "x")
 
 
 def test_what_failed_leaves_the_old_file(tmp_path):
     (tmp_path / "a").write_text("old")
-    with suppress(OSError), whole(tmp_path / "a") as partial:
+    with suppress(OSError), atomic_path(tmp_path / "a") as partial:
         partial.write_text("half")
         raise OSError("stop")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

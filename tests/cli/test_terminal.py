@@ -18,7 +18,7 @@ import pytest
 import limpet
 from examples import COMMANDS, helped, written
 from limpet.cli import common, main
-from limpet.models.duo import Duo, Network, Shape
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 
 COLUMNS, LINES = 80, 24
 SMALL = ["--model", "exact:words", "--nfe", "3", "--n", "2"]
@@ -250,7 +250,7 @@ def test_an_unfamiliar_key_of_a_config_is_remarked(capsys, tiny):
 @pytest.fixture
 def tiny(tmp_path) -> str:
     """A folder with a network of eight positions."""
-    network = Network(Shape(vocab_size=11, length=8, width=16, blocks=1, heads=2, cond=8, hidden=32))
+    network = DuoNetwork(DuoShape(vocab_size=11, length=8, width=16, blocks=1, heads=2, cond=8, hidden=32))
     Duo(network, name="tiny").save(tmp_path / "tiny")
     return str(tmp_path / "tiny")
 

@@ -1,173 +1,171 @@
-"""Every example of the README, of docs and of the commands' own help: all can be read, and all are run, on less than is
-written, but those that a table names with the reason. (tests/test_outside.py runs those of write-a-sampler,
-bring-a-model and samplers, and tests/test_schedulers.py that of diffusers, on a small model.)"""
+"""Every example of the README, of docs and of the commands' help can be read, and runs on less than is written.
+
+NOT_RUN names the examples that do not run here, with the reason. tests/models/test_outside.py runs those of
+write-a-sampler, bring-a-model and samplers; tests/integrations/test_schedulers.py runs those of diffusers."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import tyro
-from test_duo import random_network
 
 import limpet
-from examples import EVERY, FENCED, HERE, PAGES, PROGRAM
-from limpet.cli import main, reproduce
-from limpet.models.model_files import MINIS
+import times
+from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT
+from limpet.cli import main
+from limpet.cli.paper import reproduce
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.paper.studies import hidden
 from limpet.recording import record
-from test_files import lightning
+from limpet.training import recipe
+from model_cases import lightning, random_network
 
-OUTSIDE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}
-SMALLEST = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # what stands for what in a page's Python
-SMALLER = {  # and in a command, in this order; for every other name, `checkout` holds a small thing
+ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}
+RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
+SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
+SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
+    r"^HF_HUB_OFFLINE=1 ": "",
     r"--device cuda": "--device cpu",
     r"s3://bucket|/shared": "bucket",
     r"\$SLURM_ARRAY_TASK_ID": "3",
-    r"--n (?:16|1000+)\b": "--n 2",
+    r"--n (?:16|\d000+)\b": "--n 2",
     r"--workers 8": "--workers 1",
     r"--host 0\.0\.0\.0": "--host 127.0.0.1",
     r"recipes/minis/mini\.toml": "recipes/small/duo.toml",
-    r"^limpet sample (?!.*(?:nfe|--verify)).*": r"\g<0> --nfe 4",
-    r"^limpet compare(?!.* (?:exact:|--n )).*": r"\g<0> --n 1 --shards 1 2",
+    r"^limpet sample (?!.*nfe).*": r"\g<0> --nfe 4",
+    r"^limpet bulk (?!.*(?:nfe|--verify)).*": r"\g<0> --nfe 4",
+    r"^(limpet bulk (?!.*--(?:n|verify)\b).*)": r"\1 --n 2",
+    r"^limpet (?:tune|bulk(?!.*--verify)|sample .*--(?:out|record)).*": r"\g<0> --force",
+    r"^limpet compare(?!.* (?:exact:|--n )).*": r"\g<0> --n 1 --seeds 1 2",
     r"^limpet tune mini": "limpet tune exact:words",
     r"--entropy 4\.4": "--entropy 2.4",  # of words, not of mini
     r"^(limpet tune .*) --n 32": r"\1",
     r"late_top_p=\.9,\.8": "late_top_p=1,.9",
     r"^(limpet tune (?!.*--n ).*) --nfe 16": r"\1",
-    r"^limpet tune (?!.*--n ).*": r"\g<0> --nfe 6 --n 4 --shards 2 --arms 4",
+    r"^limpet tune (?!.*--n ).*": r"\g<0> --nfe 6 --n 4 --n-seeds 2 --candidates 4",
     r"^(limpet bench.*) --batches [\d ]*\d": r"\1",
     r"^(limpet bench.*) --nfe [\d ]*\d": r"\1",
     r"^limpet bench(?!.*--arithmetic).*": r"\g<0> --batches 1 --nfe 2 --runs 1",
     r"^python benchmarks/body.py .*": r"\g<0> --tiny",
     r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
     r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 8 --n 1",
-    r"^(limpet (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
-    r"^limpet (?:study (?!list)|audit )(?!.*(?:\.toml|--preset)).*": r"\g<0> --preset smoke",
+    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
+    r"^limpet paper (?:study (?!list)|audit )(?!.*--preset).*": r"\g<0> --preset smoke",
 }
 
-CLUSTER = "asks for a Ray cluster that runs; tests/test_cluster.py starts one"
+CLUSTER = "needs a Ray cluster; tests/experiments/test_cluster.py starts one"
 HOURS = "hours, most of them on a GPU; the rehearsal runs the same studies in the same order"
 HUB = "fetches from the hub"
 INSTALLS = "installs packages, as tools/wheels.py does"
-NOT_RUN = {
-    "make demo": "installs packages, and runs `limpet compare --precision auto`",
-    "make test": "installs packages, and runs these tests",
-    "pip install 'limpet[lab,figures]'": INSTALLS,
-    "pip install 'limpet[lab,judges,figures]'": INSTALLS,
-    "hf download s-sahoo/duo-distilled model.safetensors config.json": HUB,
-    "hf download openai-community/gpt2 tokenizer.json": HUB,
-    "limpet sample --n 1000000 --out s3://bucket/million --on ray --address auto": CLUSTER,
-    "limpet sample --n 16 --prompts prompts.jsonl --out s3://bucket/made --on ray": CLUSTER,
-    "limpet study run all --preset paper --on ray --address auto": CLUSTER,
-    "limpet study run all --preset paper --on ray --address auto --store s3://bucket/store": CLUSTER,
-    'srun ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_JOB_NUM_NODES" -- '
-    "limpet study run all --preset paper --on ray --address auto --store /shared/store": CLUSTER,
-    "limpet reproduce --prompts openwebtext-prompts.txt": HOURS,
-    "limpet reproduce --prompts openwebtext-prompts.txt --on processes": HOURS,
-    "limpet reproduce --preset mini-gpu --precision bfloat16": HOURS,
-    "python benchmarks/gpu.py --out benchmarks/results/h200.json --batches 64 16 1 256": "asks for a GPU",
-    "python benchmarks/gpu.py --out benchmarks/results/h200.json --samplers --batches 64": "asks for a GPU",
-    """curl -H 'Content-Type: application/json' -d '{"arm": {"sampler": "crs", "nfe": 16}, "n": 2}' """
-    "http://127.0.0.1:8787/api/sample": "asks a playground that runs; tests/test_server.py does",
+GPU = "needs a GPU"
+NOT_RUN = {  # pattern of a command -> why it does not run here
+    r"make (demo|test)": INSTALLS,
+    r"pip install ": INSTALLS,
+    r"hf download ": HUB,
+    r"(limpet|srun) .*--on ray": CLUSTER,
+    r"limpet paper reproduce (?!--rehearse|.*--from)": HOURS,
+    r"python benchmarks/(gpu|pareto)\.py": GPU,
+    r"curl ": "needs a running playground; tests/server has them",
 }
 
 
-@pytest.mark.parametrize("where", [where for where, lines in EVERY.items() if lines])
-def test_every_command_can_be_read(where):
-    for line in EVERY[where]:
+@pytest.mark.parametrize("page", [page for page, commands in BY_PAGE.items() if commands])
+def test_every_command_can_be_read(page):
+    for line in BY_PAGE[page]:
         if PROGRAM.match(line)[1] != "limpet":
             continue
         name, *arguments = shlex.split(line.partition("limpet ")[2].partition(" > ")[0])
-        command = import_module(f"limpet.cli.{name}").run
-        told = functools.wraps(command)(lambda *given, **named: (given, named))
+        if name == "paper":
+            name, *arguments = f"paper.{arguments[0]}", *arguments[1:]
+        function = import_module(f"limpet.cli.{name}").run
+        reader = functools.wraps(function)(lambda *args, **options: (args, options))
         try:
-            tyro.cli(told, args=arguments)
+            tyro.cli(reader, args=arguments)
         except SystemExit as error:
-            raise AssertionError(f"{where}: {line}") from error
+            raise AssertionError(f"{page}: {line}") from error
 
 
 def test_there_are_examples_of_every_command():
-    lines = [line for lines in EVERY.values() for line in lines]
-    assert {found[1] for line in lines if (found := re.search(r"\blimpet (\w+)", line))} >= set(main.COMMANDS)
+    lines = [line for commands in BY_PAGE.values() for line in commands]
+    assert {found[1] for line in lines if (found := re.search(r"\blimpet (paper \w+|\w+)", line))} >= set(COMMANDS)
     assert len(lines) > 100
 
 
-def test_what_is_not_run_stands_somewhere_and_is_little():
-    lines = [line for where, lines in EVERY.items() for line in lines if where not in OUTSIDE]
-    assert set(NOT_RUN) <= set(lines)
-    assert len(NOT_RUN) < 0.2 * len(set(lines))
+def skipped(line: str) -> str | None:
+    """Why a command does not run here."""
+    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, line)), None)
+
+
+def test_few_examples_do_not_run_and_each_reason_is_needed():
+    lines = {line for page, commands in BY_PAGE.items() for line in commands if page not in ELSEWHERE}
+    assert sum(skipped(line) is not None for line in lines) < 0.25 * len(lines)
+    assert all(any(re.match(pattern, line) for line in lines) for pattern in NOT_RUN)
 
 
 @pytest.fixture
 def checkout(here):
-    """A folder that looks like a clone's root to a command and is written to alone, with a small thing for every name
-    of the examples."""
+    """A folder that looks like the repository's root to a command, with a small thing for every name of an example."""
     for name in ("recipes", "src", "tools"):
-        (here / name).symlink_to(HERE / name)
+        (here / name).symlink_to(ROOT / name)
     for name in ("docs", "benchmarks"):
-        shutil.copytree(HERE / name, here / name)
-    reproduce.stand_ins(here)
+        shutil.copytree(ROOT / name, here / name)
+    reproduce.hub_replacements(here)
     gemma_cases = pytest.importorskip("gemma_cases")
     (here / "google").mkdir()
     gemma_cases.folder_of(here / "google/diffusiongemma-26B-A4B-it")
     for name in ("runs/duo", "path/to/folder"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).symlink_to(MINIS / "mini")
+        (here / name).symlink_to(BUILTIN_FOLDER / "mini")
     lightning(random_network(), here / "runs/duo.ckpt")
-    final_step = here / "docs/reports/mini/readout.toml"
-    final_step.write_text(final_step.read_text().replace("samples = 256", "samples = 1").replace("nfe = 64", "nfe = 2"))
-    shutil.copy(HERE / "recipes/small/duo.toml", here / "recipe.toml")
+    for file in (here / "docs/reports/mini").glob("*.toml"):
+        text = re.sub(r"samples = \d+", "samples = 1", file.read_text())
+        file.write_text(re.sub(r"nfe = \d+", "nfe = 2", text))
+    shutil.copy(ROOT / "recipes/small/duo.toml", here / "recipe.toml")
     (here / "stories.txt").write_text("A limpet holds its place on the rock.\nThe sea goes out, and comes in again.\n")
-    shutil.copy(MINIS / "heldout.txt.xz", here / "stories.txt.xz")
+    shutil.copy(BUILTIN_FOLDER / "heldout.txt.xz", here / "stories.txt.xz")
     (here / "prompts.jsonl").write_text('{"prompt": "The sea"}\n')
     (here / "mine.py").write_text("import limpet\n\n\nclass Mine(limpet.Native):\n    pass\n")
     (here / "my.py").write_text(
         "import limpet\n\n\ndef factory(folder=None, *, device=None, precision=None):\n"
         '    return limpet.load("exact:words")\n'
     )
-    (here / "tuned.toml").write_text('arm = "mend nfe=16"\n')
-    (here / "my-study.toml").write_text(
-        'model = "exact:words"\nshards = [1, 2]\nsamples = 2\n[arms]\nnative = "native nfe=2"\nCRS = "crs nfe=2"\n'
-    )
+    (here / "tuned.toml").write_text('sampler = "mend nfe=16"\n')
+    (here / "my-study.toml").write_text(times.STUDY)
+    words = limpet.load("exact:words")
     for name in ("native", "crs", "words", "samples"):
-        arm = limpet.CRS(nfe=4) if name == "crs" else limpet.Native(nfe=4)
-        limpet.sample(limpet.load("exact:words"), arm, n=2).save(here / f"{name}.jsonl")
-        record(limpet.load("exact:words"), arm).save(here / f"{name}.limpet")
+        sampler = limpet.CRS(nfe=4) if name == "crs" else limpet.Native(nfe=4)
+        limpet.sample(words, sampler, n=2).save(here / f"{name}.jsonl")
+        record(words, sampler).save(here / f"{name}.limpet")
     return here
 
 
-def smaller(line: str) -> str:
-    """A command as it is run: the same on less."""
-    return functools.reduce(lambda line, rule: re.sub(*rule, line), SMALLER.items(), line)
-
-
 def to_run() -> dict[str, list[str]]:
-    """By page in its order, what is run; of a command's help, what stands on no page."""
-    paged = {line for page in PAGES for line in EVERY[page.stem]}
-    kept = {
-        where: [line for line in lines if line not in NOT_RUN and (line not in paged or not where.startswith("help"))]
-        for where, lines in EVERY.items() if where not in OUTSIDE
-    }  # fmt: skip
-    return {where: lines for where, lines in kept.items() if lines}
+    """The commands that run, by page in its order; of a command's help, those on no page."""
+    on_pages = {line for page in PAGES for line in BY_PAGE[page.stem]}
+    chosen = {
+        page: [line for line in lines if not skipped(line) and not (page.startswith("help") and line in on_pages)]
+        for page, lines in BY_PAGE.items()
+        if page not in ELSEWHERE
+    }
+    return {page: lines for page, lines in chosen.items() if lines}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", to_run())
-def test_the_commands_run(where, checkout, unserved, capsys):
-    for line in to_run()[where]:
+@pytest.mark.parametrize("page", to_run())
+def test_the_commands_run(page, checkout, unserved, capsys):
+    for line in to_run()[page]:
         call, _, file = line.partition(" > ")
-        call = smaller(call.removeprefix("HF_HUB_OFFLINE=1 "))
+        call = functools.reduce(lambda text, rule: re.sub(*rule, text), SMALLER.items(), call)
         program, *words = shlex.split(call)
         if program == "limpet":
             assert main.main(words) == 0, call
@@ -180,43 +178,62 @@ def test_the_commands_run(where, checkout, unserved, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in OUTSIDE], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, checkout, monkeypatch):
     """In the order of the page, at the smallest size."""
     monkeypatch.setitem(hidden.PRESETS, "mini", replace(hidden.PRESETS["smoke"], name="mini"))
-    space = {"limpet": limpet}
+    names = {"limpet": limpet}
     for kind, block in FENCED.findall(page.read_text(encoding="utf-8")):
         if kind == "python":
-            for words, small in SMALLEST.items():
-                block = block.replace(words, small)
-            exec(compile(block, page.name, "exec"), space)
+            for text, small in SMALLER_PYTHON.items():
+                block = block.replace(text, small)
+            exec(compile(block, page.name, "exec"), names)
 
 
-def test_links_of_the_pages_lead_somewhere():
-    for page in (*PAGES, HERE / "CHANGELOG.md"):
-        for link in re.findall(r"\]\((?!\w+:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+def test_links_and_named_files_of_the_pages_exist():
+    for page in (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"):
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!\w+:|#)([^)#]+)", text):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+        for name in re.findall(r"`((?:tests|tools|benchmarks|recipes)/[\w./-]+)`", text):
+            assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_short_and_says_what_to_read_next(page):
+    """Research pages may be long."""
+    text = page.read_text(encoding="utf-8")
+    if page.stem not in RESEARCH:
+        assert len(text.split()) <= 2000
+    if page.stem != "README":
+        first = text.split("\n\n")[1]
+        assert first[0].isalpha() or first[0] in "`*", f"{page.name} does not open with a sentence"
+        assert re.search(r"^Next: .*\.$", text.rstrip().split("\n\n")[-1], re.S | re.M), page.name
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert page.stem == "README" or f"{page.stem}.md" in navigation
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.stem)
+def test_lines_of_a_page_are_short(page):
+    """Lines of prose and code; tables, links, pictures and generated blocks may be longer."""
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- end", "", page.read_text(encoding="utf-8"), flags=re.S)
+    long = [line for line in text.split("\n") if len(line) > 120 and not line.startswith(("|", "!", "["))]
+    assert long == []
 
 
 def test_the_page_of_times_is_what_was_measured():
-    spec = importlib.util.spec_from_file_location("times", HERE / "tools/times.py")
-    times = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(times)
-    kept = json.loads(times.KEPT.read_text())
-    assert list(kept["seconds"]) == times.COMMANDS
-    assert times.PAGE.read_text() == times.page(kept, kept["seconds"])
-    named = {shlex.split(line)[1] for line in times.COMMANDS}
-    assert named == {*main.COMMANDS, "--help"} - {"serve", "reproduce"}
+    results = json.loads(times.RESULTS.read_text())
+    assert list(results["seconds"]) == times.COMMANDS
+    assert times.PAGE.read_text() == times.page(results)
+    timed = {re.match(r"limpet (paper \w+|\S+)", line)[1] for line in times.COMMANDS}
+    assert timed == {*COMMANDS, "--help"} - {"serve", "paper reproduce"}
 
 
 def test_the_guide_to_training_names_every_field():
-    from dataclasses import fields
-
-    from limpet.training import recipe
-
-    text = (HERE / "docs/train.md").read_text()
-    for table, kind in (("data", recipe.Data), ("sizes", recipe.Sizes), ("run", recipe.Run), ("distil", recipe.Distil)):
-        for one in fields(kind):
-            assert f"`{table}.{one.name}`" in text, one.name
-    for one in fields(recipe.Recipe):
-        assert f"`{one.name}`" in text or f"`[{one.name}]`" in text, one.name
+    text = (ROOT / "docs/train.md").read_text()
+    tables = {"data": recipe.Data, "sizes": recipe.Sizes, "run": recipe.Run, "distil": recipe.Distil}
+    for table, kind in tables.items():
+        for field in fields(kind):
+            assert f"`{table}.{field.name}`" in text, field.name
+    for field in fields(recipe.Recipe):
+        assert f"`{field.name}`" in text or f"`[{field.name}]`" in text, field.name

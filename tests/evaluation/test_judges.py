@@ -1,4 +1,4 @@
-"""Judges against transformers' own loss, conventions against literal transcriptions, and the cache against damage."""
+"""Judges against the loss of transformers, conventions against literal transcriptions, the cache against damage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from limpet.errors import LimpetError
-from limpet.evaluation.judges import CONVENTIONS, ScoreCache, base, causal, gen_nll, has_builtin, load_judge
+from limpet.evaluation.judges import (
+    ScoreCache,
+    base,
+    causal,
+    has_builtin,
+    load_judge,
+    prompt_ids,
+    score_samples,
+)
 from limpet.evaluation.judges.base import windows
-from limpet.evaluation.judges.likelihood import boundary
 from limpet.models.tensor_files import pack_rows, unpack_rows, write_tensors
 
 LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
@@ -38,7 +45,7 @@ def write_tokenizer(path):
 
 @pytest.fixture(scope="module")
 def gpt2_folder(tmp_path_factory):
-    """A small randomly initialised GPT-2, as the hub keeps it."""
+    """A folder with a small randomly initialised GPT-2, as the hub stores it."""
     folder = tmp_path_factory.mktemp("gpt2")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -46,7 +53,7 @@ def gpt2_folder(tmp_path_factory):
     )
     model = transformers.GPT2LMHeadModel(config)
     with torch.no_grad():
-        model.lm_head.weight.mul_(20)  # far from uniform, so that a wrong target shows
+        model.lm_head.weight.mul_(20)  # far from uniform: a wrong target changes the loss
     model.save_pretrained(folder)
     write_tokenizer(folder / "tokenizer.json")
     return folder
@@ -62,7 +69,7 @@ def theirs(gpt2_folder):
     return transformers.AutoModelForCausalLM.from_pretrained(gpt2_folder).eval()
 
 
-SHAPE = causal.Shape(VOCAB, CONTEXT, 32, 2, 2, 64)
+SHAPE = causal.CausalShape(VOCAB, CONTEXT, 32, 2, 2, 64)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,7 @@ def causal_folder(tmp_path_factory):
     """A small random network in the built-in judge's layout, int8 by rows."""
     folder = tmp_path_factory.mktemp("causal")
     torch.manual_seed(1)
-    network = causal.Network(SHAPE)
+    network = causal.CausalNetwork(SHAPE)
     state = {name: 10 * p.detach() if "embedding" in name else p.detach() for name, p in network.named_parameters()}
     write_tensors(folder / "model.safetensors", pack_rows(state))
     (folder / "config.json").write_text(json.dumps({"model_type": "causal", **vars(SHAPE)}))
@@ -91,7 +98,7 @@ def ragged(count=12, longest=CONTEXT + 1, seed=0):
 # Reading
 
 
-def test_nll_is_transformers_own_loss(gpt2, theirs):
+def test_nll_is_the_loss_of_transformers(gpt2, theirs):
     for length in (2, 17, CONTEXT):
         ids = torch.randint(VOCAB, (3, length))
         with torch.no_grad():
@@ -99,10 +106,10 @@ def test_nll_is_transformers_own_loss(gpt2, theirs):
         nll = gpt2.nll(list(ids))
         assert all(values.shape == (length - 1,) for values in nll)
         assert np.mean(nll) == pytest.approx(loss, abs=1e-5)
-    assert loss > 6.5  # it tells targets apart: a uniform distribution would give ln 400 = 5.99
+    assert loss > 6.5  # a uniform distribution would give ln 400 = 5.99
 
 
-def test_a_model_that_caps_its_logits_keeps_its_own_loss(tmp_path):
+def test_a_model_that_caps_its_logits_is_scored_with_the_cap(tmp_path):
     torch.manual_seed(0)
     config = transformers.Gemma2Config(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
@@ -121,7 +128,7 @@ def test_a_model_that_caps_its_logits_keeps_its_own_loss(tmp_path):
 
 
 def test_the_built_in_layout_is_read_exactly(small, causal_folder):
-    network = causal.Network(SHAPE)
+    network = causal.CausalNetwork(SHAPE)
     state = unpack_rows(dict(_stored(causal_folder)))
     network.load_state_dict(state, strict=False)
     ids = torch.randint(VOCAB, (2, CONTEXT))
@@ -139,7 +146,7 @@ def _stored(folder):
 
 
 @pytest.mark.parametrize("which", ["gpt2", "small"])
-def test_batch_size_order_and_company_change_no_nll(which, request):
+def test_nll_does_not_depend_on_batch_size_or_order(which, request):
     reader = request.getfixturevalue(which)
     sequences = ragged(longest=3 * CONTEXT)
     alone = [reader.nll([ids])[0] for ids in sequences]
@@ -151,12 +158,12 @@ def test_batch_size_order_and_company_change_no_nll(which, request):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-def test_the_head_runs_in_chunks(gpt2, monkeypatch):
+def test_the_head_runs_on_a_few_rows_at_a_time(gpt2, monkeypatch):
     sequences = ragged()
     expected = gpt2.nll(sequences)
     rows = []
     head = gpt2.head
-    monkeypatch.setattr(base, "LOGITS", 7 * VOCAB)
+    monkeypatch.setattr(base, "MAX_LOGITS", 7 * VOCAB)
     monkeypatch.setattr(gpt2, "head", lambda features: rows.append(len(features)) or head(features))
     for a, b in zip(expected, gpt2.nll(sequences), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
@@ -183,7 +190,7 @@ def test_a_text_longer_than_the_context_is_read_in_windows(gpt2, theirs):
         with torch.no_grad():
             logits = theirs(input_ids=ids[None, window.start : target]).logits[0, -1]
         assert got[target - 1] == pytest.approx(-logits.log_softmax(-1)[ids[target]].item(), abs=1e-5)
-    assert gen_nll(gpt2, [ids.tolist(), [1, 2]]).long == 1
+    assert score_samples(gpt2, [ids.tolist(), [1, 2]]).long == 1
 
 
 def test_features_are_the_last_hidden_state(gpt2, theirs):
@@ -201,7 +208,7 @@ def test_features_are_the_last_hidden_state(gpt2, theirs):
 def test_ids_count_all_but_the_first_and_pad_is_dropped_and_counted(gpt2):
     ids = ragged(seed=3)[0]
     padded = [*ids[:2], VOCAB, *ids[2:], VOCAB]
-    scores = gen_nll(gpt2, [ids, padded, [], [5], [VOCAB]])
+    scores = score_samples(gpt2, [ids, padded, [], [5], [VOCAB]])
     assert scores.tokens.tolist() == [len(ids) - 1, len(ids) - 1, 0, 0, 0]
     assert scores.dropped.tolist() == [0, 2, 0, 0, 1]
     assert scores.nll[0] == scores.nll[1] == pytest.approx(float(gpt2.nll([ids])[0].sum()), abs=1e-4)
@@ -212,7 +219,7 @@ def test_ids_count_all_but_the_first_and_pad_is_dropped_and_counted(gpt2):
 
 def test_text_is_tokenised_by_the_judge(gpt2):
     text = "This License does not grant permission" + END + " to use the trade names."
-    scores = gen_nll(gpt2, [text, "", "T"], "text")
+    scores = score_samples(gpt2, [text, "", "T"], "text")
     ids = gpt2.tokenizer.encode(text)
     assert 0 in ids
     assert scores.tokens.tolist() == [len(ids) - 1, 0, 0]
@@ -242,26 +249,26 @@ def test_released_is_the_released_rule(gpt2, theirs):
         longest,
     ]
     nll, counted = released_by_hand(theirs, gpt2.tokenizer, texts, CONTEXT)
-    scores = gen_nll(gpt2, texts, "released")
+    scores = score_samples(gpt2, texts, "released")
     assert scores.tokens.tolist() == counted
     np.testing.assert_allclose(scores.nll, nll, rtol=0, atol=1e-4)
     ids = gpt2.tokenizer.encode(texts[1])
-    from_ids = gen_nll(gpt2, [[*ids[:3], VOCAB, *ids[3:]]], "released")
+    from_ids = score_samples(gpt2, [[*ids[:3], VOCAB, *ids[3:]]], "released")
     whole = gpt2.tokenizer.decode(ids[:3]) + "[PAD]" + gpt2.tokenizer.decode(ids[3:])
-    assert from_ids.nll[0] == gen_nll(gpt2, [whole], "released").nll[0]
+    assert from_ids.nll[0] == score_samples(gpt2, [whole], "released").nll[0]
 
 
-def test_a_continuation_is_scored_given_its_prefix(gpt2):
+def test_a_continuation_is_scored_given_its_prompt(gpt2):
     ids = ragged(seed=3)[0]
     assert len(ids) > 6
     whole = gpt2.nll([ids])[0]
-    scores = gen_nll(gpt2, [ids[4:], ids, ids[1:]], "ids", [ids[:4], [], [ids[0]]])
+    scores = score_samples(gpt2, [ids[4:], ids, ids[1:]], "ids", [ids[:4], [], [ids[0]]])
     assert scores.tokens.tolist() == [len(ids) - 4, len(ids) - 1, len(ids) - 1]
     np.testing.assert_allclose(scores.nll, [whole[3:].sum(), whole.sum(), whole.sum()], atol=1e-4)
     block = torch.tensor([ids, ids])
-    from_tensors = gen_nll(gpt2, block[:, 4:], "ids", block[:, :4])
+    from_tensors = score_samples(gpt2, block[:, 4:], "ids", block[:, :4])
     assert from_tensors.nll.tolist() == [scores.nll[0]] * 2
-    assert gen_nll(gpt2, block[:, 4:].numpy(), "ids", block[:, :4].numpy()).nll.tolist() == [scores.nll[0]] * 2
+    assert score_samples(gpt2, block[:, 4:].numpy(), "ids", block[:, :4].numpy()).nll.tolist() == [scores.nll[0]] * 2
 
 
 TEXT = st.text(st.sampled_from("the licens ABé漢🙂\n"), max_size=12)
@@ -269,27 +276,27 @@ TEXT = st.text(st.sampled_from("the licens ABé漢🙂\n"), max_size=12)
 
 @given(TEXT, TEXT)
 @settings(max_examples=200, deadline=None)
-def test_an_id_belongs_to_the_continuation_if_any_of_its_bytes_does(small, prefix, rest):
-    ids = small.tokenizer.encode(prefix + rest)
+def test_an_id_belongs_to_the_continuation_if_any_of_its_bytes_does(small, prompt, rest):
+    ids = small.tokenizer.encode(prompt + rest)
     # A byte-level token is written with one character a byte.
     ends = np.cumsum([len(small.tokenizer._tokens.id_to_token(i)) for i in ids])
-    expected = int((ends <= len(prefix.encode())).sum())
-    assert boundary(small.tokenizer, ids, prefix) == expected
-    scores = gen_nll(small, [rest], "text", [prefix])
+    expected = int((ends <= len(prompt.encode())).sum())
+    assert prompt_ids(small.tokenizer, ids, prompt) == expected
+    scores = score_samples(small, [rest], "text", [prompt])
     nll = small.nll([ids])[0]
     assert scores.tokens[0] == max(len(ids) - max(expected, 1), 0)
     assert scores.nll[0] == pytest.approx(float(nll[max(expected, 1) - 1 :].sum()), abs=1e-4)
 
 
 def test_boundary_on_a_long_text_and_a_straddling_token(small):
-    prefix, rest = LICENSE[:3000], LICENSE[3000:6000]
-    ids = small.tokenizer.encode(prefix + rest)
+    prompt, rest = LICENSE[:3000], LICENSE[3000:6000]
+    ids = small.tokenizer.encode(prompt + rest)
     ends = np.cumsum([len(small.tokenizer._tokens.id_to_token(i)) for i in ids])
-    assert boundary(small.tokenizer, ids, prefix) == int((ends <= len(prefix.encode())).sum())
+    assert prompt_ids(small.tokenizer, ids, prompt) == int((ends <= len(prompt.encode())).sum())
     cut = next(i for i in ids if len(small.tokenizer.decode([i])) > 2)
     word = small.tokenizer.decode([cut])
     assert small.tokenizer.encode(word) == [cut]
-    assert boundary(small.tokenizer, [cut], word[:1]) == 0  # it straddles, so it counts
+    assert prompt_ids(small.tokenizer, [cut], word[:1]) == 0  # it straddles, so it counts
 
 
 # The cache
@@ -309,34 +316,36 @@ class Counting:
         return self.inner.nll(tokens, *rest)
 
 
-def test_scores_are_kept_by_reading_judge_and_convention(gpt2, small, tmp_path):
+def test_the_cache_is_keyed_by_what_is_read_judge_and_convention(gpt2, small, tmp_path):
     cache = ScoreCache(tmp_path / "scores")
     texts = ["the License", "the Work", "the License"]
     counting = Counting(gpt2)
-    first = gen_nll(counting, texts, "text", cache=cache)
-    assert counting.read == 2  # one of them stands twice
-    again = gen_nll(counting, texts[::-1], "text", cache=cache)
+    first = score_samples(counting, texts, "text", cache=cache)
+    assert counting.read == 2  # one of them is there twice
+    again = score_samples(counting, texts[::-1], "text", cache=cache)
     assert counting.read == 2
     assert again.nll.tolist() == first.nll[::-1].tolist()
     assert again.tokens.tolist() == first.tokens[::-1].tolist()
-    ended = "the License" + END  # read alike under both conventions
-    gen_nll(counting, [ended], "text", cache=cache)
-    gen_nll(counting, [ended], "released", cache=cache)
+    ended = "the License" + END  # the same ids under both conventions
+    score_samples(counting, [ended], "text", cache=cache)
+    score_samples(counting, [ended], "released", cache=cache)
     assert counting.read == 4
     other = Counting(small)
-    gen_nll(other, texts[:1], "text", cache=cache)
+    score_samples(other, texts[:1], "text", cache=cache)
     assert other.read == 1
-    gen_nll(counting, [texts[0][3:]], "text", [texts[0][:3]], cache=cache)  # the same ids, but fewer of them count
+    score_samples(
+        counting, [texts[0][3:]], "text", [texts[0][:3]], cache=cache
+    )  # the same ids, but fewer of them count
     assert counting.read == 5
     for convention in ("text", "released"):  # each is still there
-        gen_nll(counting, [ended], convention, cache=cache)
+        score_samples(counting, [ended], convention, cache=cache)
     assert counting.read == 5
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_damaged_score_is_not_believed(gpt2, tmp_path):
+def test_a_damaged_score_is_computed_again(gpt2, tmp_path):
     cache = ScoreCache(tmp_path)
-    expected = gen_nll(gpt2, ["the License"], "text", cache=cache).nll[0]
+    expected = score_samples(gpt2, ["the License"], "text", cache=cache).nll[0]
     (file,) = tmp_path.rglob("*.json")
     good = file.read_text()
     entry = json.loads(good)
@@ -344,18 +353,18 @@ def test_a_damaged_score_is_not_believed(gpt2, tmp_path):
     for damage in (b"", good[:20].encode(), forged.encode(), b"[]", b"{}", b"\xff\xfe", b'{"nll": 3, "seal": 4}'):
         file.write_bytes(damage)
         counting = Counting(gpt2)
-        assert gen_nll(counting, ["the License"], "text", cache=cache).nll[0] == expected
+        assert score_samples(counting, ["the License"], "text", cache=cache).nll[0] == expected
         assert counting.read == 1
         assert file.read_text() == good
     (tmp_path / "file").write_text("")
     with pytest.raises(LimpetError, match="cannot be kept"):
-        gen_nll(gpt2, ["a"], "text", cache=ScoreCache(tmp_path / "file"))
+        score_samples(gpt2, ["a"], "text", cache=ScoreCache(tmp_path / "file"))
 
 
 # Loading
 
 
-def test_digest_says_what_decides_the_scores(gpt2, gpt2_folder, small, causal_folder):
+def test_the_digest_covers_what_decides_the_scores(gpt2, gpt2_folder, small, causal_folder):
     assert load_judge(str(gpt2_folder), device="cpu").digest == gpt2.digest
     assert load_judge(str(causal_folder), device="cpu").digest == small.digest
     half = {str(folder): load_judge(str(folder), "cpu", "bfloat16") for folder in (gpt2_folder, causal_folder)}
@@ -396,21 +405,21 @@ def test_a_judge_without_tokenizer_scores_ids_alone(gpt2_folder, tmp_path):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((gpt2_folder / name).read_bytes())
     bare = load_judge(str(tmp_path), device="cpu")
-    assert gen_nll(bare, [[1, 2, 3]]).tokens.tolist() == [2]
+    assert score_samples(bare, [[1, 2, 3]]).tokens.tolist() == [2]
     with pytest.raises(LimpetError, match="no tokenizer"):
-        gen_nll(bare, ["text"], "text")
+        score_samples(bare, ["text"], "text")
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda j: gen_nll(j, [[1, VOCAB + 1]]), f"id {VOCAB + 1} is outside the vocabulary"),
+        (lambda j: score_samples(j, [[1, VOCAB + 1]]), f"id {VOCAB + 1} is outside the vocabulary"),
         (lambda j: j.nll([[-1]]), "id -1 is outside"),
-        (lambda j: gen_nll(j, [[1]], "paper"), "none of ids, text, released"),
-        (lambda j: gen_nll(j, ["text"], "ids"), "scores ids, and a sample here is text"),
-        (lambda j: gen_nll(j, [[1]], "text"), "scores text, and a sample here is ids"),
-        (lambda j: gen_nll(j, ["a"], "text", []), "0 prefixes for 1 samples"),
-        (lambda j: gen_nll(j, ["a"], "released", ["b"]), "no continuation"),
+        (lambda j: score_samples(j, [[1]], "paper"), "none of ids, text, released"),
+        (lambda j: score_samples(j, ["text"], "ids"), "scores ids, and a sample here is text"),
+        (lambda j: score_samples(j, [[1]], "text"), "scores text, and a sample here is ids"),
+        (lambda j: score_samples(j, ["a"], "text", []), "0 prompts for 1 samples"),
+        (lambda j: score_samples(j, ["a"], "released", ["b"]), "no continuation"),
         (lambda j: j.features([[]]), "empty text"),
         (lambda j: load_judge(j.name, precision="float16"), "one of float32, bfloat16, not 'float16'"),
     ],
@@ -433,14 +442,10 @@ def test_a_folder_whose_weights_do_not_fit_is_refused(causal_folder, tmp_path):
         load_judge(str(tmp_path))
 
 
-def test_every_convention_has_a_sentence():
-    assert all(convention.rule and convention.takes for convention in CONVENTIONS.values())
-
-
 @pytest.mark.skipif(not has_builtin(), reason="no built-in judge in this installation")
 def test_the_built_in_judge_knows_text_from_noise():
     mini = load_judge("mini-judge", device="cpu")
     text = "She opened the door and looked into the garden, where the old man was sitting under a tree."
     noise = " ".join(word[::-1] for word in text.split()[::-1])
-    scores = gen_nll(mini, [text, noise], "text").mean
+    scores = score_samples(mini, [text, noise], "text").mean
     assert scores[0] < scores[1] - 1

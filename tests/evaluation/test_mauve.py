@@ -58,8 +58,8 @@ def test_the_principal_axes_are_theirs():
     np.testing.assert_allclose(np.abs(ours), np.abs(pca.transform(unit)[:, :kept]), atol=1e-10)
 
 
-def test_clusters_that_are_there_leave_nothing_to_the_seed():
-    """Four tight clusters, in unequal shares: whoever sorts them finds the same histograms."""
+def test_clear_clusters_do_not_depend_on_the_seed():
+    """Four tight clusters of unequal sizes: every clustering finds the same histograms."""
     random = np.random.default_rng(5)
     shares = ([90, 60, 40, 10], [20, 50, 60, 70])
     ours, real = (np.repeat(np.eye(4), share, axis=0) + random.normal(size=(200, 4)) * 0.01 for share in shares)
@@ -71,8 +71,8 @@ def test_clusters_that_are_there_leave_nothing_to_the_seed():
 
 @pytest.mark.parametrize("shift", [0.0, 0.15, 0.3, 0.5])
 def test_over_seeds_the_whole_agrees(shift):
-    """The two draw their clusterings otherwise, and scores move by .01 to .04 from seed to seed. Over 30 seeds each,
-    the means lie within .03, and within four standard errors of their difference."""
+    """The two draw different clusterings, and scores differ by .01 to .04 between seeds. Over 30 seeds each, the means
+    are within .03, and within four standard errors of their difference."""
     generated, real = clouds(shift)
     ours = metrics.mauve(generated, real, seeds=30)
     other = np.array([found.mauve for found in theirs(generated, real, 30)])

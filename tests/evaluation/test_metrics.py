@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from nltk.translate.bleu_score import Fraction, SmoothingFunction, sentence_bleu
 
 from limpet.errors import LimpetError
 from limpet.evaluation import metrics
-from limpet.evaluation.metrics.mauve import _k_means, _reduce
 from limpet.evaluation.metrics.ngrams import ngrams, pack
 
 SETS = st.lists(st.lists(st.integers(0, 5), max_size=14), min_size=1, max_size=8)
@@ -117,31 +114,9 @@ def zipf(shape, size=5000, seed=0):
     return np.random.default_rng(seed).choice(size, size=shape, p=probs / probs.sum())
 
 
-def test_self_bleu_is_fifty_times_as_fast_as_nltk():
-    tokens = zipf((40, 256))
-    ours = []
-    for _ in range(5):  # the best of five: a busy machine only ever adds time
-        start = time.perf_counter()
-        scores = metrics.self_bleu(tokens)
-        ours.append(time.perf_counter() - start)
-    start = time.perf_counter()
-    expected = nltk_self_bleu(tokens.tolist(), "add-one")
-    theirs = time.perf_counter() - start
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-12)
-    assert theirs / min(ours) > 50
-
-
-def test_a_whole_cell_takes_less_than_five_seconds_of_one_core():
-    tokens = zipf((256, 1024), 50000)
-    start = time.process_time()
-    scores = metrics.self_bleu(tokens)
-    assert time.process_time() - start < 5
-    assert scores.shape == (256,)
-
-
 @given(SETS, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_order_and_company_change_nothing(sequences, random):
+def test_order_and_other_sequences_change_nothing(sequences, random):
     order = list(range(len(sequences)))
     random.shuffle(order)
     shuffled = [sequences[i] for i in order]
@@ -153,13 +128,13 @@ def test_order_and_company_change_nothing(sequences, random):
         np.testing.assert_allclose(alone, function(sequences), rtol=0, atol=1e-12)
 
 
-def test_arrays_lists_and_tensors_say_the_same():
+def test_arrays_lists_and_tensors_have_the_same_values():
     tokens = zipf((6, 40), 30)
     forms = [tokens, tokens.tolist(), torch.from_numpy(tokens), list(torch.from_numpy(tokens)), tokens.astype(np.int32)]
-    for metric in metrics.METRICS:
+    for name, metric in metrics.METRICS.items():
         values = [metric.function(form) for form in forms]
-        assert all(np.array_equal(values[0], value) for value in values[1:]), metric.name
-        assert np.shape(values[0]) == (() if metric.over == "set" else (6,))
+        assert all(np.array_equal(values[0], value) for value in values[1:]), name
+        assert np.shape(values[0]) == (() if metric.of_set else (6,))
         assert metric.convention
 
 
@@ -195,26 +170,6 @@ def test_errors_are_sentences(call, words):
 # MAUVE
 
 
-def literal_frontier(p, q, scale=5.0, nodes=25):
-    points = [(1.0, 0.0)]
-    for w in np.linspace(1e-6, 1 - 1e-6, nodes):
-        r = [w * a + (1 - w) * b for a, b in zip(p, q, strict=True)]
-        to_q = sum(b * math.log(b / m) for b, m in zip(q, r, strict=True) if b > 0)
-        to_p = sum(a * math.log(a / m) for a, m in zip(p, r, strict=True) if a > 0)
-        points.append((math.exp(-scale * to_q), math.exp(-scale * to_p)))
-    points.append((0.0, 1.0))
-    return sum((a[0] - b[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
-def test_frontier_area_is_its_definition(counts):
-    p, q = (np.array([pair[side] + (i == side) for i, pair in enumerate([(0, 0), (0, 0), *counts])]) for side in (0, 1))
-    p, q = p / p.sum(), q / q.sum()
-    assert metrics.frontier_area(p, q) == pytest.approx(literal_frontier(p, q), abs=1e-12)
-    assert metrics.frontier_area(p, q) == pytest.approx(metrics.frontier_area(q, p), abs=1e-9)
-    assert -1e-12 <= metrics.frontier_area(p, q) <= 1 + 1e-12
-
-
 def test_frontier_area_has_its_known_ends():
     probs = np.array([0.2, 0.3, 0.5])
     assert metrics.frontier_area(probs, probs) == pytest.approx(1, abs=1e-12)
@@ -223,28 +178,7 @@ def test_frontier_area_has_its_known_ends():
     assert metrics.frontier_area([1, 0], [0, 1]) == pytest.approx(5 * beta, rel=0.03)  # 25 nodes
 
 
-def test_k_means_finds_clusters_that_are_there():
-    random = np.random.default_rng(0)
-    truth = np.repeat(np.arange(4), 25)
-    points = 10 * np.eye(4)[truth] + random.normal(size=(100, 4)) * 0.1
-    cluster, within = min((_k_means(points, 4, random, 100) for _ in range(5)), key=lambda result: result[1])
-    assert len(set(zip(cluster.tolist(), truth.tolist(), strict=True))) == 4
-    centres = np.stack([points[cluster == k].mean(0) for k in range(4)])
-    assert within == pytest.approx(((points - centres[cluster]) ** 2).sum(), rel=1e-6)
-
-
-def test_the_principal_axes_keep_what_they_say():
-    random = np.random.default_rng(1)
-    features = random.normal(size=(200, 6)) * np.array([5, 4, 1, 0.5, 0.1, 0.1])
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    total = ((unit - unit.mean(0)) ** 2).sum()
-    kept = _reduce(features)
-    assert kept.shape[1] < 6
-    assert 0.9 <= (kept**2).sum() / total <= 1 + 1e-12
-    assert (kept[:, :-1] ** 2).sum() / total < 0.9
-
-
-def test_mauve_tells_like_from_unlike_and_shows_its_seeds():
+def test_mauve_separates_equal_from_different_distributions():
     random = np.random.default_rng(2)
     real, same, other = random.normal(size=(200, 8)), random.normal(size=(200, 8)), random.normal(size=(200, 8)) + 2
     like, unlike = metrics.mauve(same, real), metrics.mauve(other, real)

@@ -1,4 +1,4 @@
-"""Over a cluster of machines of their own, one of which dies on the way, work leaves the bytes that it leaves here."""
+"""On a cluster that loses a machine, studies and bulk sampling leave the same files as in one process."""
 
 import json
 import shutil
@@ -10,46 +10,47 @@ import pytest
 import yaml
 
 import cluster
-from limpet.experiments import Shelf
-from limpet.experiments.executors import local
+from limpet.experiments import ModelCache, local
 from limpet.paper import studies
 
 
 def forbidden():
-    """Why namespaces cannot be had here, or nothing."""
+    """Why there can be no namespaces here; "" if there can."""
     if sys.platform != "linux" or not (shutil.which("unshare") and shutil.which("ip")):
         return "this needs Linux, unshare and ip"
-    wire = ["ip", "link", "add", "wire", "type", "bridge"]
-    tried = subprocess.run([*cluster.command()[:-2], *wire], capture_output=True, text=True)
-    return tried.stderr.strip() or "namespaces are not to be had here" if tried.returncode else ""
+    bridge = ["ip", "link", "add", "bridge", "type", "bridge"]
+    tried = subprocess.run([*cluster.command()[:-2], *bridge], capture_output=True, text=True)
+    return tried.stderr.strip() or "namespaces are not permitted here" if tried.returncode else ""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("work", cluster.WORKS)
-def test_a_cluster_that_loses_a_node_makes_the_same_bytes(work, tmp_path):
+@pytest.mark.parametrize("work", cluster.TASKS)
+def test_a_cluster_that_loses_a_node_leaves_the_same_files(work, tmp_path):
     if why := forbidden():
         pytest.skip(why)
-    assert not cluster.WORKS[work](tmp_path / "here", local(shelf=Shelf()))
+    assert not cluster.TASKS[work](tmp_path / "here", local(models=ModelCache()))
     there = cluster.command(work, str(tmp_path / "there"))
     done = subprocess.run(there, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"killed": True, "failed": {}}
-    assert cluster.made(tmp_path / "there") == cluster.made(tmp_path / "here")
+    assert cluster.result_files(tmp_path / "there") == cluster.result_files(tmp_path / "here")
 
 
-def test_the_page_on_scale_says_what_the_results_say():
+def test_the_page_on_scale_has_the_measured_numbers():
     root = Path(__file__).parents[2]
     page = (root / "docs/scale.md").read_text()
     measured = json.loads((root / "benchmarks/results/h200.json").read_text())
-    for arm, calls in (("native", 64), ("CRS", 64), ("native", 8), ("CRS", 8)):
-        one = measured[f"batch 64 nfe {calls} {arm}"]["tokens_per_second"] / 1024
-        assert f"| {arm}, {calls} | {one:.1f} | {1000 * one:,.0f} | {1e6 / one / 3600:.1f} |" in page
+    for name, calls in (("native", 64), ("CRS", 64), ("native", 8), ("CRS", 8)):
+        one = measured[f"batch 64 nfe {calls} {name}"]["tokens_per_second"] / 1024
+        assert f"| {name}, {calls} | {one:.1f} | {1000 * one:,.0f} | {1e6 / one / 3600:.1f} |" in page
     crs = measured["batch 64 nfe 64 CRS"]
-    said = " ".join(page.split())
-    assert f"{1e6 * 1024 / crs['tokens_per_second'] / 1000:.0f} seconds of a thousand GPUs" in said
-    assert f"64 samples at 64 calls takes {crs['seconds']:.1f} s" in said
-    paper = [studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.OWN]
-    assert f"are {sum(len(one.cells) * len(one.shards) for one in paper)} units" in said
+    text = " ".join(page.split())
+    assert f"{1e6 * 1024 / crs['tokens_per_second'] / 1000:.0f} seconds of a thousand GPUs" in text
+    assert f"64 samples at 64 calls takes {crs['seconds']:.1f} s" in text
+    paper = [
+        studies.study(name, studies.preset("paper")) for name in studies.STUDIES if name not in studies.NOT_IN_PAPER
+    ]
+    assert f"are {sum(len(one.cells) * len(one.seeds) for one in paper)} units" in text
 
 
 def test_the_recipe_for_kuberay_is_whole():
@@ -59,4 +60,4 @@ def test_the_recipe_for_kuberay_is_whole():
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     images = {one["image"] for group in groups for one in group["template"]["spec"]["containers"]}
     assert len(images) == 1  # all run the same
-    assert spec["entrypoint"].startswith("limpet study run all --preset paper --on ray --address auto")
+    assert spec["entrypoint"].startswith("limpet paper study run all --preset paper --on ray --address auto")

@@ -1,4 +1,4 @@
-"""What quality costs: the study's cells and mixtures, its times on a tiny network, and both joined into words."""
+"""What quality costs: the cells and mixtures of the study, times of a tiny network, and the text from both."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import torch
 
 from limpet import LimpetError, registry
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Results, Shelf, Store, collect, report, run, speed, units
-from limpet.experiments.executors import local
-from limpet.models.duo import Duo, Shape
+from limpet.experiments import ModelCache, Results, Store, collect, local, report, resolve, run, speed
+from limpet.models.duo import Duo, DuoShape
 from limpet.paper.studies import interleave, pareto, preset, study
 
 ROOT = Path(__file__).parents[2]
@@ -28,11 +27,11 @@ CRS, TOP_P = (pareto.families(SMOKE, nfe)[name] for nfe, name in ((2, "CRS, argm
 MARKED = "top\n<!-- pareto -->\n<!-- end -->\nbottom\n"
 
 
-def made(points: dict[str, tuple[float, float]], shift: tuple[float, ...] = (0.0, 0.01)) -> Results:
-    """Results whose cells stand at (entropy, NLL), the second shard beside the first; others are far off."""
+def results_at(points: dict[str, tuple[float, float]], shift: tuple[float, ...] = (0.0, 0.01)) -> Results:
+    """Results with cells at (entropy, NLL), the second seed shifted; all other cells are far off."""
     one = study("pareto", SMOKE)
     cells = {}
-    for cell in one.samples:
+    for cell in one.sample_cells:
         entropy, nll = points.get(cell.name, (1.0, 9.0))
         cells[cell.name] = {
             "entropy": Estimate(np.array([entropy + d for d in shift])),
@@ -48,11 +47,11 @@ def test_numbers_of_calls_go_beyond_a_presets_own_on_both_sides() -> None:
 
 def test_cells_of_other_studies_are_shared() -> None:
     """Same sampler, same samples: those of `samplers` of a family, and beyond its calls those of `forms`."""
-    own = {cell.name: cell for cell in study("pareto", GPU).samples}
+    own = {cell.name: cell for cell in study("pareto", GPU).sample_cells}
     for other, calls in (("samplers", GPU.nfes), ("forms", (128,))):
-        theirs = {cell.name: cell for cell in study(other, GPU).samples}
-        shared = own.keys() & theirs.keys()
-        assert all(own[name] == theirs[name] for name in shared if own[name].sampler.nfe in calls)
+        others = {cell.name: cell for cell in study(other, GPU).sample_cells}
+        shared = own.keys() & others.keys()
+        assert all(own[name] == others[name] for name in shared if own[name].sampler.nfe in calls)
         assert len([name for name in shared if own[name].sampler.nfe in calls]) >= 18
     for role in GPU.captions:
         assert own[f"{role}/64/native top_p=.9"].n == 256
@@ -63,34 +62,35 @@ def test_cells_of_other_studies_are_shared() -> None:
             assert {f"{role}/{nfe}/{arm}" for arm in arms} <= own.keys()
 
 
-def test_what_the_study_of_samplers_has_made_is_found() -> None:
-    mine, theirs = (
-        {(unit.cell.name, unit.seed): unit.key for unit in units.resolve(study(name, SMOKE), Shelf("cpu")).units}
+def test_units_of_the_study_of_samplers_are_shared() -> None:
+    own, others = (
+        {(unit.cell.name, unit.seed): unit.key for unit in resolve(study(name, SMOKE), ModelCache("cpu")).units}
         for name in ("pareto", "samplers")
     )
-    shared = mine.keys() & theirs.keys()
+    shared = own.keys() & others.keys()
     assert {name for name, _ in shared} >= {f"base/8/{arm}" for arm in pareto.RELEASED.values()}
-    assert all(mine[one] == theirs[one] for one in shared)
-    assert study("pareto", GPU).real == study("samplers", GPU).real  # of which MAUVE makes a part of the key
+    assert all(own[one] == others[one] for one in shared)
+    assert study("pareto", GPU).reference_text == study("samplers", GPU).reference_text  # the key depends on it
 
 
-def test_woven_arms_are_held_against_the_released_sampler_alone() -> None:
-    """All arms in turn, at one and a half to three times the fewest calls; and the released sampler's cell, as in the
-    study of all at once, but for its number of samples."""
-    own, whole = ({cell.name: cell for cell in study(name, GPU).samples} for name in ("interleave", "pareto"))
-    assert list(interleave.every(GPU)) == [12, 16, 24]
-    arms = [name for name in own if "/64/" not in name]
-    held = {*interleave.INTERLEAVED["curve"], *interleave.INTERLEAVED["mend"]} - {*interleave.INTERLEAVED["in turn"]}
-    assert len(arms) == 2 * (3 * len(interleave.INTERLEAVED["in turn"]) + len(held))
-    for name in arms:
+def test_interleaved_samplers_are_compared_with_the_released_sampler_alone() -> None:
+    """All of them at one and a half to three times the fewest calls, and the released sampler's cell as in `pareto`,
+    but for its number of samples."""
+    own, whole = ({cell.name: cell for cell in study(name, GPU).sample_cells} for name in ("interleave", "pareto"))
+    assert list(interleave.by_calls(GPU)) == [12, 16, 24]
+    mixed = interleave.SAMPLERS[interleave.FAMILY]
+    compared = {*interleave.SAMPLERS["curve"], *interleave.SAMPLERS["mend"]} - {*mixed}
+    names = [name for name in own if "/64/" not in name]
+    assert len(names) == 2 * (3 * len(mixed) + len(compared))
+    for name in names:
         assert own[name].sampler.interleave
         assert own[name].sampler.grid == "quadratic"
-    for name in own.keys() - set(arms):
+    for name in own.keys() - set(names):
         assert own[name].sampler == whole[name].sampler
         assert not own[name].sampler.interleave
 
 
-def test_of_several_studies_the_fastest_is_told() -> None:
+def test_the_fastest_of_several_studies() -> None:
     one = BENCH["Cheapest"]("w", "c", "sample", 9.0, {"a": 1.0}, 8, Estimate(np.zeros(2)), 3.0)
     both = one._replace(shares={"a": 0.5, "b": 0.5}, seconds=2.0)
     assert BENCH["fastest"]([one, one._replace(seconds=1.0), both, one._replace(where="v")]) == [
@@ -98,64 +98,64 @@ def test_of_several_studies_the_fastest_is_told() -> None:
     ]  # fmt: skip
 
 
-def test_a_family_is_read_at_the_released_samplers_entropy() -> None:
-    """Three quarters of the way from one arm to the other, and the third above the chord has no part in it."""
+def test_a_family_is_measured_at_the_released_samplers_entropy() -> None:
+    """Three quarters of the way from one sampler to the other; the third above the chord has no share."""
     points = {
-        "distilled/8/native top_p=.9": (2.75, 1.5),
+        "distilled/8/native top_p=.9 final_step=argmax": (2.75, 1.5),
         "distilled/2/crs": (2.0, 0.5),
         "distilled/2/crs budget=.25": (3.0, 1.3),
         "distilled/2/crs budget=.125": (2.7, 1.4),
     }
-    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, CRS)
+    found = pareto.delta(results_at(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert found.values == pytest.approx([-0.4, -0.4])
-    mixture = pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, CRS)
+    mixture = pareto.best_mixture(results_at(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert mixture is not None
     assert mixture.shares == pytest.approx({"crs": 0.25, "crs budget=.25": 0.75})
-    points["distilled/8/native top_p=.9"] = (3.5, 1.5)  # as diverse as no arm is
-    found = pareto.less(made(points), SMOKE, "distilled", "argmax", 2, CRS)
+    points["distilled/8/native top_p=.9 final_step=argmax"] = (3.5, 1.5)  # more than any sampler has
+    found = pareto.delta(results_at(points), SMOKE, "distilled", "argmax", 2, CRS)
     assert np.isnan(found.values).all()
     assert found.reasons[0] is not None
-    assert pareto.mixed(made(points), SMOKE, "distilled", "argmax", 2, CRS) is None
+    assert pareto.best_mixture(results_at(points), SMOKE, "distilled", "argmax", 2, CRS) is None
 
 
-def test_what_a_shard_is_less_diverse_counts_along_the_hull() -> None:
-    """The second shard's arms are .1 less diverse, where a nat of entropy costs .8 of NLL; nothing else differs. And
-    the released sampler at its own calls is at zero without an error."""
+def test_a_seeds_difference_of_entropy_counts_along_the_hull() -> None:
+    """Under the second seed the entropy is .1 lower, where a nat of entropy costs .8 of NLL; nothing else differs.
+    The released sampler at its own calls is at zero without an error."""
     points = {
-        "distilled/8/native top_p=.9": (2.5, 1.5),
+        "distilled/8/native top_p=.9 final_step=argmax": (2.5, 1.5),
         "distilled/2/crs": (2.05, 0.5),
         "distilled/2/crs budget=.25": (3.05, 1.3),
     }
-    results = made(points, (0.0, 0.0))
-    for arm in ("crs", "crs budget=.25"):
-        entropy = results.cells[f"distilled/2/{arm}"]["entropy"].values
-        results.cells[f"distilled/2/{arm}"]["entropy"] = Estimate(entropy - np.array([0.0, 0.1]))
-    found = pareto.less(results, SMOKE, "distilled", "argmax", 2, CRS)
+    results = results_at(points, (0.0, 0.0))
+    for text in ("crs", "crs budget=.25"):
+        entropy = results.cells[f"distilled/2/{text}"]["entropy"].values
+        results.cells[f"distilled/2/{text}"]["entropy"] = Estimate(entropy - np.array([0.0, 0.1]))
+    found = pareto.delta(results, SMOKE, "distilled", "argmax", 2, CRS)
     assert found.values == pytest.approx([0.9 - 0.04 - 1.5, 0.9 + 0.04 - 1.5])
-    itself = made({**points, "distilled/8/native": (2.9, 3.0)}, (0.0, 0.02))
-    assert pareto.less(itself, SMOKE, "distilled", "argmax", 8, TOP_P).values == pytest.approx([0.0, 0.0])
+    itself = results_at({**points, "distilled/8/native final_step=argmax": (2.9, 3.0)}, (0.0, 0.02))
+    assert pareto.delta(itself, SMOKE, "distilled", "argmax", 8, TOP_P).values == pytest.approx([0.0, 0.0])
 
 
-def test_an_arm_is_enough_by_itself_if_it_is_as_diverse_and_surely_better() -> None:
+def test_a_sampler_suffices_if_it_is_as_diverse_and_surely_better() -> None:
     points = {
-        "base/8/native top_p=.9": (2.0, 1.5),
+        "base/8/native top_p=.9 final_step=argmax": (2.0, 1.5),
         "base/2/mend": (2.1, 1.4),
         "base/3/mend": (1.9, 1.0),  # less diverse
         "base/4/mend": (2.1, 1.6),  # worse
     }
-    found = pareto.alone(made(points), SMOKE, pareto.every(SMOKE), "base", "argmax")
+    found = pareto.sufficient(results_at(points), SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
     assert list(found) == [(2, "Mend", "mend")]
     assert found[2, "Mend", "mend"].values == pytest.approx([-0.1, -0.1])
-    wide = made(points)
-    wide.cells["base/2/mend"]["nll"] = Estimate(np.array([1.2, 1.61]))  # two shards that do not agree decide nothing
-    assert not pareto.alone(wide, SMOKE, pareto.every(SMOKE), "base", "argmax")
+    wide = results_at(points)
+    wide.cells["base/2/mend"]["nll"] = Estimate(np.array([1.2, 1.61]))  # two seeds that disagree decide nothing
+    assert not pareto.sufficient(wide, SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
 
 
 @pytest.fixture(scope="module")
 def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a tiny network; fewer of the released functions' calls stand for all."""
+    """Of a tiny network, with fewer calls of the released functions."""
     trained_like = registry.from_file(f"{ROOT / 'tools/trained_like.py'}:trained_like")
-    shape = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
+    shape = DuoShape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
     out = tmp_path_factory.mktemp("times") / "tiny.json"
     options = argparse.Namespace(
         out=out,
@@ -172,12 +172,12 @@ def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_what_is_timed(times: Path) -> None:
-    """Every arm at few calls, of each family the first beyond, and what is there is not timed again."""
+def test_the_samplers_that_are_timed(times: Path) -> None:
+    """All at few calls, beyond them the first of each family."""
     found = json.loads(times.read_text())
     for nfe in pareto.calls(SMOKE):
         families = pareto.families(SMOKE, nfe)
-        wanted = {arm for arms in families.values() for arm in (arms if nfe <= 3 else arms[:1])}
+        wanted = {text for own in families.values() for text in (own if nfe <= 3 else own[:1])}
         assert found[f"{nfe} calls"].keys() == wanted
         assert all(seconds > 0 for seconds in found[f"{nfe} calls"].values())
     assert found["released"]["batch"] == 4
@@ -187,18 +187,20 @@ def test_what_is_timed(times: Path) -> None:
     assert found["batch"] in (2, 4)
 
 
-def test_fewer_calls_of_the_released_functions_stand_for_all() -> None:
+def test_the_time_of_fewer_released_calls_is_scaled() -> None:
     cost = speed.Cost(3.0, 1.0, (1.0,), None, 1.0, 1.0)
     assert BENCH["per_texts"](cost, 4, 64 / 8) == 3 * 8 * 250
     assert BENCH["per_texts"](None, 4) is None
 
 
 def test_the_released_functions_take_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled and compiled; where none does, that is said."""
+    """Uncompiled and compiled; an error if none fits."""
 
     def fitting(most: int) -> dict[str, Any]:
-        def measure(paths: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.Cost | None]:
-            return dict.fromkeys(paths, speed.Cost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None)
+        def measure(contenders: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.Cost | None]:
+            return dict.fromkeys(
+                contenders, speed.Cost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None
+            )
 
         monkeypatch.setattr(speed, "measure", measure)
         options = argparse.Namespace(released_batches=[2, 8, 4], released_calls=2, runs=1)
@@ -206,44 +208,48 @@ def test_the_released_functions_take_the_largest_batch_that_fits(monkeypatch: py
         found: dict[str, Any] = BENCH["released_times"](model, SMOKE, options)
         return found
 
-    monkeypatch.setattr(speed, "released_generations", lambda *given: {f"released {name}": None for name in given[-1]})
+    monkeypatch.setattr(
+        speed, "released_generations", lambda *arguments: {f"released {name}": None for name in arguments[-1]}
+    )
     assert fitting(5) == {"batch": 4, "calls": 8, "timed calls": 2, "compiled": False, "1": 1000.0, "0.9": 1000.0}
     with pytest.raises(LimpetError, match=r"none of batches \[2, 8, 4\]"):
         fitting(1)
 
 
-def told(about: dict[str, Any], results: Results) -> list[Any]:
+def fastest(about: dict[str, Any], results: Results) -> list[Any]:
     return list(BENCH["cheapest"](about, results, SMOKE))
 
 
-def test_the_cheapest_is_the_one_with_the_least_time_not_the_fewest_calls() -> None:
-    """Both reach it; and a time that was not taken is its family's first arm's."""
+def test_the_cheapest_has_the_least_time_not_the_fewest_calls() -> None:
+    """A sampler that was not timed has the time of its family's first."""
     points = {
-        "distilled/8/native top_p=.9": (2.0, 1.5),
+        "distilled/8/native top_p=.9 final_step=argmax": (2.0, 1.5),
         "distilled/2/crs": (1.5, 0.5),
         "distilled/2/crs budget=.25": (2.5, 1.5),
         "distilled/3/mend": (2.0, 1.0),
         "distilled/3/mend budget=.25": (2.5, 1.2),
     }
     about = {
-        "about": {"device": "d", "model": "exact:words", "every arm up to": 2, "study": "pareto"},
+        "about": {"device": "d", "model": "exact:words", "every sampler up to": 2, "study": "pareto"},
         "released": {"0.9": 100.0},
         "2 calls": {"crs": 4.0},
         "3 calls": {"mend": 3.0},
     }
     mixed, alone = [
-        one for one in told(about, made(points, (0.0, 0.0))) if (one.caption, one.final_step) == ("words", "argmax")
+        one
+        for one in fastest(about, results_at(points, (0.0, 0.0)))
+        if (one.caption, one.final_step) == ("words", "argmax")
     ]
     assert (mixed.nfe, mixed.seconds, mixed.shares) == (3, 3.0, {"mend": 1.0})
     assert (alone.nfe, alone.seconds) == (3, 3.0)
     about["2 calls"] = {"crs": 4.0, "crs budget=.25": 1.0}
-    mixed, *_ = told(about, made(points, (0.0, 0.0)))
+    mixed, *_ = fastest(about, results_at(points, (0.0, 0.0)))
     assert (mixed.nfe, mixed.seconds, mixed.shares) == (2, 2.5, {"crs": 0.5, "crs budget=.25": 0.5})
     assert mixed.row.endswith("| 2.5 | 40 |")
     assert "50% `crs`, 50% `crs budget=.25`" in mixed.row
 
 
-def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
+def test_text_and_figure_have_the_measured_numbers() -> None:
     points = {
         f"{role}/{at}": (2.0 + 0.5 * place, 1.0 + 0.2 * place)
         for role in SMOKE.captions
@@ -251,29 +257,29 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
     }
     points |= {f"{role}/8/{arm}": (2.25, 1.5) for role in SMOKE.captions for arm in pareto.RELEASED.values()}
     about = {
-        "about": {"device": "d", "model": "exact:words", "every arm up to": 2, "study": "pareto"},
+        "about": {"device": "d", "model": "exact:words", "every sampler up to": 2, "study": "pareto"},
         "batch": 4,
         "released": {"0.9": 60.0, "batch": 2},
         "2 calls": {"mend": 0.5},
     }
-    results = made(points, (0.0, 0.0))
-    found = told(about, results)
+    results = results_at(points, (0.0, 0.0))
+    found = fastest(about, results)
     drawn = BENCH["figure"]([about], results, SMOKE)
-    said, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
+    text, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
     arms = "50% `mend`, 50% `mend budget=.25`"
-    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {arms} | -0.400 ± 0.000 | 0.5 | 120 |" in said
-    assert "exact:words, d (batch 4, the released functions 2)" in said
-    assert "top-p .9 and 8 calls" in said
+    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {arms} | -0.400 ± 0.000 | 0.5 | 120 |" in text
+    assert "exact:words, d (batch 4, the released functions 2)" in text
+    assert "top-p .9 and 8 calls" in text
     leads = " ".join(front.split())
-    assert "top-p .9 and 8 calls take 60 s. By default they end with a draw" in leads
+    assert "top-p .9 and 8 calls take 60 s. With their default final step, a sample" in leads
     assert "on `words` 2 calls of `mend budget=.25`, 120 times as fast" in leads
-    larger = {**about, "about": {"device": "d", "model": "trained-like", "every arm up to": 2, "study": "pareto"}}
-    assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # whose texts nobody judged
-    assert "is random" not in said
-    assert "is random" in BENCH["page"](told(larger, results), drawn, SMOKE, [larger])
+    larger = {**about, "about": {"device": "d", "model": "trained-like", "every sampler up to": 2, "study": "pareto"}}
+    assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # its texts have no judge
+    assert "is random" not in text
+    assert "is random" in BENCH["page"](fastest(larger, results), drawn, SMOKE, [larger])
     with pytest.raises(LimpetError, match="texts were judged"):
         BENCH["figure"]([larger], results, SMOKE)
-    assert told(larger, results)[0].where == "the released size, d"
+    assert fastest(larger, results)[0].where == "the released size, d"
     words, chain = drawn.panels
     assert [line.name for line in words.series] == [*pareto.OWN, "released functions"]
     lines = {line.name: (line.x, line.y) for line in words.series if line.x}
@@ -284,23 +290,23 @@ def test_words_and_figure_have_every_number_from_what_was_measured() -> None:
 @pytest.mark.long
 def test_the_study_and_its_times_are_joined(times: Path, tmp_path: Path) -> None:
     """From cells to pages, on exact sources."""
-    shelf, store, one = Shelf(), Store(tmp_path / "store"), study("pareto", SMOKE)
-    assert not run(one, store, local(shelf=shelf), shelf).failed
-    report.write(collect(one, store), tmp_path / "pareto-smoke")
+    models, store, one = ModelCache(), Store(tmp_path / "store"), study("pareto", SMOKE)
+    assert not run(one, store, local(models=models), models).failed
+    report.write_report(collect(one, store), tmp_path / "pareto-smoke")
     (tmp_path / "docs").mkdir()
     for name in ("docs/speed.md", "README.md"):
         (tmp_path / name).write_text(MARKED)
     BENCH["main"](["--preset", "smoke", "join", str(times), "--reports", str(tmp_path), "--root", str(tmp_path)])
     assert (tmp_path / "docs/images/pareto.svg").read_bytes().startswith(b"<?xml")
-    found = told(json.loads(times.read_text()), report.read(one, tmp_path / "pareto-smoke"))
-    said, front = (tmp_path / "docs/speed.md").read_text(), (tmp_path / "README.md").read_text()
+    found = fastest(json.loads(times.read_text()), report.read_report(one, tmp_path / "pareto-smoke"))
+    text, front = (tmp_path / "docs/speed.md").read_text(), (tmp_path / "README.md").read_text()
     assert found
-    assert all(cheapest.row in said for cheapest in found)
-    assert all(text.startswith("top\n") and text.endswith("<!-- end -->\nbottom\n") for text in (said, front))
+    assert all(cheapest.row in text for cheapest in found)
+    assert all(one.startswith("top\n") and one.endswith("<!-- end -->\nbottom\n") for one in (text, front))
 
 
-def test_pages_say_what_was_measured(tmp_path: Path) -> None:
-    """Words and figure are those of the committed times and report."""
+def test_pages_have_what_was_measured(tmp_path: Path) -> None:
+    """Text and figure follow from the committed times and reports."""
     pages = ("docs/speed.md", "README.md")
     (tmp_path / "docs").mkdir()
     for name in pages:
@@ -317,8 +323,8 @@ def test_pages_say_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_what_the_released_quality_costs_on_a_gpu() -> None:
-    """On both built-in models, a tenth of the released functions' time at most; a sixtieth with their greedy tail."""
-    results = report.read(study("pareto", GPU), ROOT / "docs/reports/mini/pareto-mini-gpu")
+    """On both built-in models at most a tenth of the released functions' time, and a sixtieth of it with argmax."""
+    results = report.read_report(study("pareto", GPU), ROOT / "docs/reports/mini/pareto-mini-gpu")
     times = json.loads((MEASURED / "pareto-h200.json").read_text())
     found = list(BENCH["cheapest"](times, results, GPU))
     for final_step in pareto.RELEASED:

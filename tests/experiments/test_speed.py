@@ -23,12 +23,12 @@ from limpet.cli.common import Where
 from limpet.diffusion.backends import backends
 from limpet.errors import LimpetError
 from limpet.experiments import speed
-from limpet.models.duo import Duo, Shape
+from limpet.models.duo import Duo, DuoShape
 
 ROOT = Path(__file__).parents[2]
 TRAINED_LIKE = ROOT / "tools/trained_like.py"
 trained_like = registry.from_file(f"{TRAINED_LIKE}:trained_like")
-SMALL = Shape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
+SMALL = DuoShape(vocab_size=300, length=16, width=64, blocks=2, heads=2, hidden=64)
 
 
 @pytest.fixture(scope="module")
@@ -326,12 +326,12 @@ def test_a_file_is_a_model_to_bench(tmp_path: Path, capsys) -> None:
     file = tmp_path / "small.py"
     file.write_text(f"""
 from limpet import registry
-from limpet.denoisers.duo import Duo, Shape
+from limpet.models.duo import Duo, DuoShape
 
 trained_like = registry.from_file("{TRAINED_LIKE}:trained_like")
 
 def small(folder=None, *, device=None, precision="float32"):
-    return Duo(trained_like(Shape({SMALL.vocab_size}, 8, 32, 1, 2, hidden=32)), precision=precision).to(device)
+    return Duo(trained_like(DuoShape({SMALL.vocab_size}, 8, 32, 1, 2, hidden=32)), precision=precision).to(device)
 """)
     bench.run(model=f"{file}:small", nfe=(3,), batches=(1,), runs=1, where=Where("cpu"), json=True)
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 4

@@ -1,6 +1,6 @@
-"""A cluster that is real: run as a program in namespaces of its own (see `command`), with a work's name and a folder,
-it starts a Ray head and two nodes, each with a network, processes and temporary files of its own, does that work over
-them, and takes a node's power away as soon as both have done something."""
+"""A real cluster: run as a program in namespaces of its own (see `command`), with the name of a task and a folder, it
+starts a Ray head and two nodes, each with its own network, processes and temporary files, runs the task on them, and
+kills one node as soon as both have computed something."""
 
 import json
 import os
@@ -12,11 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from lab_cases import small
 from limpet.errors import LimpetError
-from limpet.experiments import Shelf, Store, bulk, run
-from limpet.experiments.executors.ray import on_ray
+from limpet.experiments import ModelCache, Store, bulk, on_ray, run
 from limpet.samplers import CRS
+from study_cases import small_study
 
 HEAD, PORT = "10.77.0.1", 6379
 OWN = ["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
@@ -28,24 +27,24 @@ def command(*arguments):
     return ["unshare", "--user", "--map-root-user", *OWN, sys.executable, __file__, *arguments]
 
 
-# What is done over a cluster, and here to compare with: a folder, a place, and whom to tell of what is done
+# Tasks: each takes a folder, an executor and a function that is called with the progress
 
 
-def study(folder, place, tell=lambda progress: None):
-    summary = run(small(shards=tuple(range(1, 25))), Store(folder), place, Shelf(), threads=1, tell=tell)
-    return summary.failed
+def study(folder, executor, on_progress=lambda progress: None):
+    one = small_study(seeds=tuple(range(1, 25)))
+    return run(one, Store(folder), executor, ModelCache(), threads=1, on_progress=on_progress).failed
 
 
-def samples(folder, place, tell=lambda pace: None):
-    order = bulk.Order("exact:words", CRS(nfe=4), 2000, per_shard=100)
-    return bulk.make(order, Store(folder), place, Shelf(), threads=1, tell=tell).failed
+def samples(folder, executor, on_progress=lambda progress: None):
+    request = bulk.BulkRequest("exact:words", CRS(nfe=4), 2000, part_size=100)
+    return bulk.generate(request, Store(folder), executor, ModelCache(), threads=1, on_progress=on_progress).failed
 
 
-WORKS = {"study": study, "samples": samples}  # whatever else runs on the lab's places belongs here
+TASKS = {"study": study, "samples": samples}
 
 
-def made(folder):
-    """All that a work leaves but its log, which tells who did what."""
+def result_files(folder):
+    """All files of a task but its log, which names the runners."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(Path(folder).rglob("*"))
@@ -68,7 +67,7 @@ def starting(*more):
 
 
 def node(number):
-    """A machine of its own on the wire: a process that, when it is killed, takes everything on it with it."""
+    """A node with its own network: killing its process kills everything on it."""
     address = f"10.77.0.{number + 2}"
     script = (
         "while ! ip link show eth0 > /dev/null 2>&1; do sleep .05; done; ip link set lo up; "
@@ -79,22 +78,22 @@ def node(number):
     while not (inside := children.read_text().split()):
         time.sleep(0.01)
     ip("link", "add", f"node{number}", "type", "veth", "peer", "name", "eth0", "netns", inside[0])
-    ip("link", "set", f"node{number}", "master", "wire", "up")
+    ip("link", "set", f"node{number}", "master", "bridge", "up")
     return process
 
 
 @contextmanager
 def cluster(nodes):
-    """A head that works on nothing, and nodes, joined; gives their processes."""
-    # A node whose power is gone says nothing: let the head ask often. Whoever joins knows the cluster's own token.
+    """A head that computes nothing, and nodes that have joined it; yields the nodes' processes."""
+    # The head asks its nodes often whether they live. Nodes join with the cluster's own token.
     os.environ |= {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "2000",
                    "RAY_health_check_failure_threshold": "4", "PYTHONPATH": os.pathsep.join(sys.path),
                    "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # fmt: skip
     ip("link", "set", "lo", "up")
-    ip("link", "add", "wire", "type", "bridge")
-    ip("addr", "add", f"{HEAD}/24", "dev", "wire")
-    ip("link", "set", "wire", "up")
-    ip("route", "add", "default", "dev", "wire")
+    ip("link", "add", "bridge", "type", "bridge")
+    ip("addr", "add", f"{HEAD}/24", "dev", "bridge")
+    ip("link", "set", "bridge", "up")
+    ip("route", "add", "default", "dev", "bridge")
     head = starting(
         "--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false"
     )
@@ -127,13 +126,13 @@ def main(name, folder):
         killed = []
 
         def kill(progress):
-            """When two have logged what they did, one of them goes."""
+            """Kill one node when two have logged units."""
             runners = list(Path(folder).glob("log/*.jsonl"))
             if not killed and len(runners) == 2:
                 nodes[0].kill()
                 killed.append(True)
 
-        failed = WORKS[name](folder, on_ray(), kill)
+        failed = TASKS[name](folder, on_ray(), kill)
     print(json.dumps({"killed": bool(killed), "failed": failed}))
 
 

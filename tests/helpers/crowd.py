@@ -1,6 +1,7 @@
-"""A crowd of hostile clients in one cheap event loop: run as a program with a port and a number of clients, it attacks
-that port of this machine until it is ended, and says when all are there. Each of six kinds comes from an address of its
-own, again and again."""
+"""A crowd of hostile clients in one event loop, run as a program with a port of this machine and a number of clients.
+
+It attacks the port until it is killed, and prints "here" when every client has begun. The clients are of six kinds;
+each kind has an address of its own."""
 
 import asyncio
 import json
@@ -12,16 +13,16 @@ from contextlib import suppress
 PAUSE = 0.5  # seconds between what one client does and what it does next
 HOST = b"Host: localhost\r\n"
 HEAD = b"POST /api/sample HTTP/1.1\r\nContent-Type: application/json\r\n" + HOST
-WORK = json.dumps({"arm": {"sampler": "crs", "nfe": 64}}).encode()
+WORK = json.dumps({"sampler": {"sampler": "crs", "nfe": 64}}).encode()
 
 
 async def stays(reader, writer):
-    """Says nothing, until it is sent away."""
+    """Sends nothing, until the server closes the connection."""
     await reader.read()
 
 
 async def drips(reader, writer):
-    """A head that never ends, byte by byte."""
+    """Sends a head that never ends, byte by byte."""
     writer.write(b"GET / HTTP/1.1\r\n" + HOST + b"X: ")
     while True:
         await asyncio.sleep(random.uniform(0, 2 * PAUSE))
@@ -30,7 +31,7 @@ async def drips(reader, writer):
 
 
 async def reads_nothing(reader, writer):
-    """Asks for many pages on one connection, and takes none of them."""
+    """Asks for many pages on one connection, and reads none of them."""
     reader._transport.pause_reading()
     while True:
         writer.write((b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * 50)
@@ -39,7 +40,7 @@ async def reads_nothing(reader, writer):
 
 
 async def leaves(reader, writer):
-    """Begins work, and goes before it is done."""
+    """Begins work, and leaves before it is done."""
     writer.write(HEAD + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(WORK) + WORK)
     await asyncio.sleep(random.uniform(0, 2 * PAUSE))
 
@@ -57,11 +58,12 @@ async def sends_too_much(reader, writer):
 KINDS = (stays, drips, reads_nothing, leaves, talks_nonsense, sends_too_much)
 
 
-async def client(port, number):
+async def client(port, number, begun):
     kind = number % len(KINDS)
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{kind + 1}", 0))
+            begun.add(number)
             try:
                 await KINDS[kind](reader, writer)
             finally:
@@ -70,12 +72,14 @@ async def client(port, number):
 
 
 async def attack(port, count):
-    clients = asyncio.gather(*(client(port, number) for number in range(count)))
-    await asyncio.sleep(PAUSE)
+    begun = set()
+    clients = asyncio.gather(*(client(port, number, begun) for number in range(count)))
+    while len(begun) < count:
+        await asyncio.sleep(PAUSE / 10)
     print("here", flush=True)
     await clients
 
 
 if __name__ == "__main__":
-    os.nice(19)  # what the crowd itself takes of the machine is not the server's doing
+    os.nice(19)  # the crowd's own use of the processor is not the server's
     asyncio.run(attack(int(sys.argv[1]), int(sys.argv[2])))

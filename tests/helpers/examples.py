@@ -10,42 +10,46 @@ from pathlib import Path
 
 from limpet.cli import main
 
-HERE = Path(__file__).parents[2]
-PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(limpet|curl|hf|make|pip|python|srun) ")
-SILENT = re.compile(r"#|$|\w+=|export ")  # lines of a script that are no commands
+NOT_A_COMMAND = re.compile(r"#|$|\w+=|export ")  # other lines of a shell script
 COMMANDS = [name for name in main.COMMANDS if name != "paper"] + [f"paper {name}" for name in main.PAPER]
 
 
 def joined(text: str) -> str:
-    """Lines that end in a backslash go on."""
+    """A text with the lines that end in a backslash joined to the next."""
     return re.sub(r" *\\\n *", " ", text)
 
 
 def shell(page: Path) -> Iterator[str]:
-    """The commands of a page's fenced blocks, without their remarks. What stands in a block without a kind, or after
-    none of the dollars of a console, may be what a command prints."""
-    for kind, block in FENCED.findall(page.read_text(encoding="utf-8")):
-        yield from re.findall(r"^ *entrypoint: (.*)", block, re.M) if kind == "yaml" else ()
-        if kind in ("", "sh", "bash", "console"):
-            for line in joined(block).splitlines():
-                command = line.removeprefix("$ ")
-                if PROGRAM.match(command):
-                    yield re.sub(r"\s+#.*", "", command)
-                else:
-                    printed = kind == "" or (kind == "console" and command == line)
-                    assert printed or SILENT.match(line), f"{page.name}: of which program is {line!r}?"
+    """The commands of a page's fenced blocks, without comments.
+
+    A block without a language, and the lines of a console without a dollar, may also show what a command prints."""
+    for language, block in FENCED.findall(page.read_text(encoding="utf-8")):
+        if language == "yaml":
+            yield from re.findall(r"^ *entrypoint: (.*)", block, re.M)
+        if language not in ("", "sh", "bash", "console"):
+            continue
+        for line in joined(block).splitlines():
+            command = line.removeprefix("$ ")
+            if PROGRAM.match(command):
+                yield re.sub(r"\s+#.*", "", command)
+            else:
+                is_output = language == "" or (language == "console" and command == line)
+                assert is_output or NOT_A_COMMAND.match(line), f"{page.name}: of which program is {line!r}?"
 
 
 def written(name: str) -> list[str]:
-    """The examples of a command's help as they stand there, one or more lines each."""
-    words = inspect.getdoc(import_module(f"limpet.cli.{name.replace(' ', '.')}").run)
-    return re.findall(r"^\$ (?:.*\\\n)*.*$", words, re.M)
+    """The examples of a command's help as they are written there, one or more lines each."""
+    text = inspect.getdoc(import_module(f"limpet.cli.{name.replace(' ', '.')}").run)
+    return re.findall(r"^\$ (?:.*\\\n)*.*$", text, re.M)
 
 
 def helped(name: str) -> list[str]:
+    """The examples of a command's help, one line each."""
     return [joined(one).removeprefix("$ ") for one in written(name)]
 
 
-EVERY = {page.stem: list(shell(page)) for page in PAGES} | {f"help of {name}": helped(name) for name in COMMANDS}
+BY_PAGE = {page.stem: list(shell(page)) for page in PAGES} | {f"help of {name}": helped(name) for name in COMMANDS}

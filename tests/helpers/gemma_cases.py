@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import tiktoken_like
 from torch import Tensor
 
 from limpet.diffusion.backends import inverse_cdf
 from limpet.diffusion.rng import CounterRNG, Purpose, canvas_seed, uniform_token
+from model_cases import tiktoken_like
 
 transformers = pytest.importorskip("transformers", minversion="5.22")
 
@@ -32,16 +32,16 @@ def settings(vocab_size: int) -> Any:
              "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 12,
              "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
              "max_position_embeddings": 512}  # fmt: skip
-    eyes = transformers.Gemma4VisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+    vision = transformers.Gemma4VisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                                            num_attention_heads=2, num_key_value_heads=2, head_dim=8)  # fmt: skip
     return transformers.DiffusionGemmaConfig(
-        text_config=transformers.DiffusionGemmaTextConfig(vocab_size=vocab_size, **sizes), vision_config=eyes,
+        text_config=transformers.DiffusionGemmaTextConfig(vocab_size=vocab_size, **sizes), vision_config=vision,
         canvas_length=CANVAS, image_token_id=7, boi_token_id=8, eoi_token_id=9,
     )  # fmt: skip
 
 
 def original(vocab_size: int, strength: float) -> Any:
-    """transformers' model; every parameter and every stored scalar matters. Weak layers leave a token what it is."""
+    """transformers' model. Every parameter and stored scalar matters. A low strength hardly changes a token."""
     model = transformers.DiffusionGemmaForBlockDiffusion(settings(vocab_size)).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -63,8 +63,8 @@ def folder_of(folder: Path, strength: float = 1.0) -> Path:
     folder.mkdir()
     original(tiktoken_like(folder, SPECIAL, 280), strength).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    written = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **written}
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     about = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps(about | {"eos_token_id": [1, 3], "pad_token_id": 0}))
@@ -73,9 +73,9 @@ def folder_of(folder: Path, strength: float = 1.0) -> Path:
 
 @contextmanager
 def on_our_uniforms(samples: int, monkeypatch: pytest.MonkeyPatch, undrawn: int = 0) -> Iterator[None]:
-    """Whoever begins canvases by a uniform draw and then, call by call, draws tokens and uniform ones, does so with the
-    uniforms of limpet's samples: the first of a call's pair for a token, the second for a uniform one. Of a canvas'
-    calls, the `undrawn` first draw uniform tokens alone."""
+    """Code that starts a canvas with a uniform draw, and at each call draws tokens and uniform tokens, uses limpet's
+    uniforms: the first of a call's pair for a token, the second for a uniform token. The `undrawn` first calls of a
+    canvas draw uniform tokens alone."""
     at = {"canvas": -1, "call": -1, "drawn": False}
 
     def pair(purpose: Purpose) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive at once."""
+"""The most bytes of tensors that are alive at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Held(TorchDispatchMode):
-    """Counts the bytes of all tensors made since it began that are still alive, after every operation.
+    """Counts the bytes of all tensors created inside that are still alive, after every operation.
 
-    Triton's interpreter leaves what its kernels were given in circles: to count none of that, garbage can be collected
-    before every operation, of what is made meanwhile."""
+    Triton's interpreter leaves the arguments of its kernels in reference cycles. So that they do not count, `collect`
+    collects garbage before every operation."""
 
     def __init__(self, collect: bool = False) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Held(TorchDispatchMode):
         if self.collect:
             gc.collect()
         leaves = tree_leaves((args, kwargs))
-        given = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
-        given |= {leaf._cdata for leaf in leaves if isinstance(leaf, UntypedStorage)}
-        made = function(*args, **(kwargs or {}))
+        inputs = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
+        inputs |= {leaf._cdata for leaf in leaves if isinstance(leaf, UntypedStorage)}
+        output = function(*args, **(kwargs or {}))
         self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in inputs:
                 storage = leaf.untyped_storage()
                 self.alive.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         self.most = max(self.most, sum(size for _, size in self.alive.values()))
-        return made
+        return output

@@ -1,10 +1,10 @@
-"""A corpus of hostile files, made by code, and what each reader makes of them: run as a program, it reads them all one
-after the other in one process and prints a line of JSON for each: its name, seconds, bytes of memory, what was said."""
+"""A corpus of hostile files, and a program that reads them all in one process.
+
+The program prints one line of JSON for each: its name, CPU seconds, bytes of memory, and the error message."""
 
 import gzip
 import json
 import os
-import pickle
 import resource
 import socket
 import struct
@@ -19,7 +19,7 @@ import torch
 from limpet.cli.score import read_samples
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import load_judge
-from limpet.experiments import study_files as studies
+from limpet.experiments import study_files
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.model_files import INDEX
@@ -27,12 +27,11 @@ from limpet.models.tokenizers import read_tokenizer
 from limpet.recording.trajectory import Trajectory
 from limpet.training import recipe
 
-SMALL = 1 << 20  # bytes: no file here is larger
 TINY = DuoShape(vocab_size=5, length=4, width=4, blocks=1, heads=1, cond=2, hidden=4)
 ANCHORS = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", "blocks.0.mlp.0.weight")
 
 
-# Readers, by the kind of what they read
+# Readers, by the kind of file
 
 READERS = {
     "model": lambda path: load(path, device="cpu"),
@@ -40,7 +39,7 @@ READERS = {
     "judge": lambda path: load_judge(str(path), device="cpu"),
     "tokenizer": lambda path: read_tokenizer(path).decode(read_tokenizer(path).encode("a sea of words")),
     "trajectory": Trajectory.load,
-    "study": studies.load,
+    "study": study_files.load,
     "recipe": recipe.read,
     "samples": lambda path: read_samples(str(path)),
     "sampler": lambda path: load(f"{path}:make"),
@@ -77,7 +76,7 @@ def checkpoint(path, pickled, **entries):
 
 
 def averaged(folder):
-    """761 bytes or so: an average of no tensors, for a network whose frequencies alone are 8.6 GB."""
+    """About 761 bytes: a running average of no tensors, for a network whose frequencies alone take 8.6 GB."""
     state = dict.fromkeys(ANCHORS, tensor([1 << 32, 1 << 32], [1, 1]))
     state["rotary_emb.inv_freq"] = tensor([1 << 31], [1])
     tree = named({"state_dict": named(state), "ema": named({"shadow_params": b"]"})})
@@ -85,7 +84,7 @@ def averaged(folder):
 
 
 def many_views(folder):
-    """Thousands of tensors that are each a part of one storage."""
+    """Thousands of tensors that are all parts of one storage."""
     views = {name: tensor([2, 2], [2, 1]) for name in ANCHORS}
     views |= {f"blocks.0.x{i}": tensor([1], [1]) for i in range(2000)}
     return checkpoint(folder / "x.ckpt", named({"state_dict": named(views)}), _0=bytes(500_000))
@@ -106,7 +105,7 @@ def long_names(folder):
 
 
 def doubling_key(folder):
-    """A storage's key that is a pair of pairs of pairs: small to hold, endless to write out."""
+    """A storage's key that is a pair of pairs of pairs: small in memory, endless as text."""
     key = b"K\x01" + b"2\x86" * 60
     storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + key + text("cpu") + b"K\x04tQ"
     return checkpoint(folder / "x.ckpt", storage)
@@ -114,6 +113,11 @@ def doubling_key(folder):
 
 def dimensions(folder):
     return checkpoint(folder / "x.ckpt", named({"state_dict": named({ANCHORS[0]: tensor([1] * 30_000, [1] * 30_000)})}))
+
+
+def many_objects(folder):
+    """A megabyte in which every byte creates a dictionary, 16 times over."""
+    return checkpoint(folder / "x.ckpt", b"}" * (16 << 20))
 
 
 def deep_list(folder):
@@ -159,7 +163,7 @@ def hostile_config(field):
 
 
 def large_numbers(dtype, value):
-    """A whole model with one number that the type it is brought to cannot hold."""
+    """A complete model with one number that the type it is converted to cannot represent."""
 
     def make(folder):
         torch.manual_seed(0)
@@ -177,7 +181,7 @@ def large_numbers(dtype, value):
 
 
 def large_rows(folder):
-    """Rows of int8 whose scales make them infinite."""
+    """Rows of int8 that their scales make infinite."""
     torch.manual_seed(0)
     Duo(DuoNetwork(TINY)).save(folder, storage="int8")
     from safetensors.torch import load_file, save_file
@@ -253,7 +257,7 @@ def file(name, content):
 
 
 def index(listed, part=None):
-    """A model in parts, by this list of them; the one part is perhaps no file."""
+    """A model in parts, with this index. `part` is the kind of special file in place of its only part."""
 
     def make(folder):
         written = listed if isinstance(listed, bytes) else json.dumps({"weight_map": listed}).encode()
@@ -268,11 +272,11 @@ def index(listed, part=None):
 def toml_lines(folder):
     """Many lines, and a mistake in the last."""
     lines = "".join(f"a{i} = {i}\n" for i in range(40_000))
-    (folder / "x.toml").write_text(lines + '[arms]\nx = "nothing"\n')
+    (folder / "x.toml").write_text(lines + '[samplers]\nx = "nothing"\n')
     return folder / "x.toml"
 
 
-# What is no file
+# Special files
 
 
 def special(name, kind):
@@ -282,8 +286,8 @@ def special(name, kind):
             os.mkfifo(path)
         elif kind == "socket":
             short = tempfile.mkdtemp()  # a socket's path is short
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind(f"{short}/s")
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"{short}/s")
             path.symlink_to(f"{short}/s")
         else:
             path.symlink_to("/dev/zero")
@@ -293,7 +297,7 @@ def special(name, kind):
 
 
 def beside(name, kind):
-    """A good model whose other file is none."""
+    """A good model with a special file in place of one of its own."""
 
     def make(folder):
         torch.manual_seed(0)
@@ -313,15 +317,11 @@ CASES = {
     "a key that doubles": ("model", doubling_key),
     "thousands of dimensions in a pickle": ("model", dimensions),
     "a list in a list": ("model", deep_list),
+    "millions of objects": ("model", many_objects),
     "a number of many digits": ("model", text_pickle),
-    "a pickle alone": ("model", file("x.pt", pickle.dumps([1]))),
     "many tensors": ("model", many_tensors),
     "thousands of dimensions": ("model", many_dimensions),
     "names that move the cursor": ("model", hostile_names),
-    "a header of brackets": ("model", lambda folder: safetensors(folder, b"[" * 500_000)),
-    "a header of 95 MB": ("model", file("model.safetensors", struct.pack("<Q", 95_000_000) + b" " * 1000)),
-    "an index of brackets": ("model", index(b"[" * 500_000)),
-    "an index that says one thing twice": ("model", index(b'{"a": 1, ' + b'"b": 1, ' * 50_000 + b'"a": 2}')),
     "an index of many parts": ("model", index({f"x{i}": f"{i}.safetensors" for i in range(20_000)})),
     "an index of parts elsewhere": ("model", index({"\x1b[2J" * 50: "../../\n\x07.safetensors"})),
     "an index of a part with a zero": ("model", index({"x": "a\0.safetensors"})),
@@ -329,7 +329,6 @@ CASES = {
     "a config of escapes": ("model", hostile_config("text")),
     "a config of lists": ("model", hostile_config("deep")),
     "a config of digits": ("model", hostile_config("number")),
-    "a deep config": ("model", lambda folder: file("config.json", b"[" * 500_000)(folder).parent),
     "float64 beyond float32": ("model", large_numbers(torch.float64, 1e300)),
     "rows beyond float32": ("model", large_rows),
     "float32 beyond bfloat16": ("bfloat16", large_numbers(torch.float32, 3.4028e38)),
@@ -370,18 +369,19 @@ def peak():
 
 def main():
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name, (reader, make) in CASES.items():
+    for name, (reader, create) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            path = make(Path(folder))
-            begun, before, said = time.monotonic(), peak(), None
+            path = create(Path(folder))
+            start, before, message = time.process_time(), peak(), None
             try:
                 READERS[reader](path)
             except LimpetError as error:
-                said = str(error)
+                message = str(error)
             except BaseException as error:
-                said = f"TRACEBACK {type(error).__name__}: {str(error)[:300]}"
-            told = {"name": name, "seconds": time.monotonic() - begun, "bytes": peak() - before, "said": said}
-            print(json.dumps(told), flush=True)
+                message = f"TRACEBACK {type(error).__name__}: {str(error)[:300]}"
+            seconds = time.process_time() - start
+            row = {"name": name, "seconds": seconds, "bytes": peak() - before, "message": message}
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
+from limpet import conformance
+from limpet.conformance import CheckResult
 from limpet.errors import LimpetError
 from limpet.models import Denoiser, ModelInput, all_rows
 from limpet.models.duo import DuoNetwork, DuoShape
@@ -59,6 +61,16 @@ def same(model: Any, network: DuoNetwork, shift: float = 0.0) -> bool:
     """Whether the model has exactly the network's parameters."""
     theirs, ours = dict(network.named_parameters()), dict(model.network.named_parameters())
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name] + shift) for name in ours)
+
+
+def check(model: Denoiser, *samplers: str) -> list[CheckResult]:
+    """The conformance checks of a model, and of samplers on it."""
+    rows = list(conformance.model_rows(model))
+    return rows + [row for sampler in samplers for row in conformance.sampler_rows(model, sampler)]
+
+
+def failed(rows: list[CheckResult]) -> dict[str, str]:
+    return {row.what: row.found for row in rows if not row.ok}
 
 
 # Files

@@ -1,19 +1,56 @@
-"""What servers of tests hold in processes of their own: a model that hangs, breaks or dies when a prompt says so."""
+"""What tests of the server share: models that count, wait, break, hang or die, a fake clock, and a running server."""
 
 import os
+import sys
+import threading
 import time
-from functools import partial
+from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
+import pytest
 import torch
 
 from limpet.errors import LimpetError
 from limpet.models.exact import Source
 from limpet.models.exact_sources import Letters, source
-from limpet.server.handlers import Stock
+from limpet.server.handlers import Resources
+from limpet.server.http import application
+from limpet.server.scheduler import Limits
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from pictures import serving
+
+GUARD = 600  # seconds after which a test that waits for an event has failed, on any machine
+
+
+def wait_for(condition, what):
+    """Wait until a condition holds."""
+    ends = time.monotonic() + GUARD
+    while not condition():
+        assert time.monotonic() < ends, f"{what} did not happen"
+        time.sleep(0.002)
+
+
+class Clock:
+    """A clock that a test sets; it stands in for `limpet.server.scheduler.now`."""
+
+    def __init__(self, monkeypatch):
+        self.time = time.monotonic()
+        monkeypatch.setattr("limpet.server.scheduler.now", lambda: self.time)
+
+
+@contextmanager
+def running(worker, host="127.0.0.1", names=(), proxies=(), samplers=None, available=None, **limits):
+    """A client of a server with these workers; `client.queue` is the server's queue."""
+    app = application(worker, Limits(**limits), host, names, samplers, available, proxies)
+    with serving(app) as address, httpx.Client(base_url=address, timeout=GUARD) as client:
+        client.queue = app.state.queue
+        yield client
 
 
 class Verses(Source):
-    """exact:verses under another name, and with another distribution, if it is given one."""
+    """exact:verses under another name."""
 
     def __init__(self, name):
         self.inner = source("exact:verses")
@@ -33,8 +70,21 @@ class Verses(Source):
         return self.inner.draw(n, seed)
 
 
+class Counting(Verses):
+    """Counts its network calls, and does `on_call` in each."""
+
+    def __init__(self, on_call=lambda: None):
+        super().__init__("counting")
+        self.calls, self.on_call = 0, on_call
+
+    def probs(self, tokens, signal):
+        self.calls += 1
+        self.on_call()
+        return super().probs(tokens, signal)
+
+
 class Moody(Verses):
-    """Itself, unless the first letter of a sample is one of these."""
+    """Hangs, fails or kills its process in a network call whose sample begins with h, b or d."""
 
     def __init__(self):
         super().__init__("moody")
@@ -45,21 +95,32 @@ class Moody(Verses):
         return super().probs(tokens, signal)
 
 
-def wire():
-    raise RuntimeError("a wire came loose")
+def hang():
+    if mark := os.environ.get("LIMPET_TEST_HANGS"):
+        Path(mark).touch()
+    threading.Event().wait()
 
 
-# h hangs in one call, b breaks, d dies, s is slow
-MOODS = {"h": partial(time.sleep, 600), "b": wire, "d": partial(os._exit, 9), "s": partial(time.sleep, 0.1)}
+def fail():
+    raise RuntimeError("a secret detail")
+
+
+MOODS = {"h": hang, "b": fail, "d": lambda: os._exit(9)}
 
 
 def moody():
-    return Stock({"moody": Moody()})
+    return Resources({"moody": Moody()})
 
 
-def unloadable():
+def refused():
     raise LimpetError("there is no such model")
 
 
-def strange():
-    raise RuntimeError("a wire came loose")
+@contextmanager
+def from_address(address, base_url):
+    """A client with an address of its own on this machine."""
+    if sys.platform != "linux":
+        pytest.skip("clients need addresses of their own on this machine")
+    transport = httpx.HTTPTransport(local_address=address)
+    with httpx.Client(base_url=base_url, timeout=GUARD, transport=transport) as client:
+        yield client

@@ -46,15 +46,15 @@ def gidd(p, tokens, heads, noisy, cap, resid, scale, head_scale, eps, base=10000
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
             for here in range(len(x)):
-                query, seen = turned(q[here][part], here, base), []
+                query, visible = turned(q[here][part], here, base), []
                 if at + "self_attn.k_bias" in p:
-                    seen.append((p[at + "self_attn.k_bias"][h], p[at + "self_attn.v_bias"][h]))
+                    visible.append((p[at + "self_attn.k_bias"][h], p[at + "self_attn.v_bias"][h]))
                 for there in range(len(x)):
                     if noisy[here] >= noisy[there]:
-                        seen.append((turned(k[there][part], there, base), v[there][part]))
-                scores = np.array([cap * np.tanh(query @ key / np.sqrt(width) / cap) for key, _ in seen])
+                        visible.append((turned(k[there][part], there, base), v[there][part]))
+                scores = np.array([cap * np.tanh(query @ key / np.sqrt(width) / cap) for key, _ in visible])
                 weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-                mixed[here][part] = sum(weight * value for weight, (_, value) in zip(weights, seen, strict=True))
+                mixed[here][part] = sum(weight * value for weight, (_, value) in zip(weights, visible, strict=True))
         for here in range(len(x)):
             x[here] = x[here] + resid / layers * linear(at + "self_attn.o_proj", mixed[here])
             normed = rms(x[here], eps) * (1 + p[at + "mlp_layernorm.weight"])

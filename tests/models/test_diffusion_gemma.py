@@ -10,23 +10,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from model_cases import parted
 from torch import Tensor
 
 import limpet
 from gemma_cases import CANVAS, SEED, folder_of, on_our_uniforms, transformers
 from limpet import CRS, EntropyBound, Mend, Native, conformance, samplers
-from limpet.canvases import ended, reply
 from limpet.cli import main
-from limpet.diffusion.process import CLEAREST
+from limpet.diffusion import process
+from limpet.diffusion.process import MAX_INFERRED_SIGNAL
 from limpet.diffusion.rng import CounterRNG, canvas_seed
 from limpet.errors import LimpetError
-from limpet.models import diffusion_gemma
+from limpet.generation import Inputs, pad_after_end, reply, rollout
+from limpet.models import ModelInput, diffusion_gemma
 from limpet.models.loading import load
-from limpet.recording.trajectory import Trajectory
-from limpet.samplers.context import generate, open_context, stepped
-from test_check import failed, rows_of
-from model_cases import refused
+from model_cases import check, failed, parted, refused
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -50,9 +47,9 @@ def tokens(model: Any, length: int, seed: int = 0, rows: int = 3) -> Tensor:
     return torch.randint(model.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def told(model: diffusion_gemma.Gemma, canvas: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    soft = model.carry(logits.flatten(0, 1) / temperature).view(*canvas.shape, -1)
-    return model.head(model.body_carried(canvas, 0.5, None, soft))
+def conditioned(model: diffusion_gemma.Gemma, canvas: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    previous = model.self_condition(logits.flatten(0, 1) / temperature).view(*canvas.shape, -1)
+    return model.head(model.backbone(ModelInput(canvas, 0.5, previous=previous)))
 
 
 # Parity with the forward
@@ -60,7 +57,7 @@ def told(model: diffusion_gemma.Gemma, canvas: Tensor, logits: Tensor, temperatu
 
 @pytest.mark.parametrize("length", [3, 30])  # of the prompt; the window of sliding layers is 12
 def test_logits_are_transformers_own(ours: diffusion_gemma.Gemma, theirs: Any, length: int) -> None:
-    """After a prompt, after a canvas too, and told of the last call."""
+    """After a prompt, after a canvas too, and with the distributions of the previous call."""
     prompt, first, second = (tokens(ours, size, seed) for seed, size in enumerate((length, CANVAS, CANVAS)))
     with torch.no_grad():
         expected = theirs(input_ids=prompt, decoder_input_ids=first).logits
@@ -69,7 +66,7 @@ def test_logits_are_transformers_own(ours: diffusion_gemma.Gemma, theirs: Any, l
         assert torch.allclose(begun.logits(first, 0.5), expected, atol=1e-5)
         again = theirs(input_ids=prompt, decoder_input_ids=first, self_conditioning_logits=expected / 0.7).logits
         assert (again - expected).abs().max() > 1
-        assert torch.allclose(told(begun, first, expected, 0.7), again, atol=1e-4)
+        assert torch.allclose(conditioned(begun, first, expected, 0.7), again, atol=1e-4)
 
         cache = transformers.DynamicCache(config=theirs.config.text_config)
         theirs.model.encoder(input_ids=prompt, past_key_values=cache)
@@ -98,7 +95,7 @@ def test_bfloat16_is_transformers_bfloat16(folder: Path) -> None:
 
 
 def test_every_number_of_the_text_is_read_and_matters(folder: Path, tmp_path: Path) -> None:
-    """Spoil any one tensor and the logits differ; the eyes are not there."""
+    """Changing any one tensor changes the logits. The vision network is not there."""
     model = load(folder, device="cpu")
     assert isinstance(model, diffusion_gemma.Gemma)
     model.network.requires_grad_(True)
@@ -126,7 +123,7 @@ def test_entropy_bound_is_generates_token_for_token(
     ours = load(folder, device="cpu")
     assert isinstance(ours, diffusion_gemma.Gemma)
     samples, calls, prompt = 5, 9, tokens(ours, 20, rows=1)
-    sampler = EntropyBound(nfe=calls, bound=bound, settled=settled, probs="predicted")
+    sampler = EntropyBound(nfe=calls, bound=bound, settled=settled, distribution="predicted")
     plain = reply(ours, sampler, samples, SEED, 3 * CANVAS, prompt[0])
     ours.ends = int(plain.tokens[0, 5]), int(plain.tokens[3, CANVAS + 2]), 3
     out = reply(ours, sampler, samples, SEED, 3 * CANVAS, prompt[0])
@@ -137,63 +134,61 @@ def test_entropy_bound_is_generates_token_for_token(
             sampler_config=bounded, confidence_threshold=settled, stability_threshold=1, eos_token_id=list(ours.ends),
             pad_token_id=0,
         )  # fmt: skip
-    made = expected.sequences[:, prompt.shape[1] :]
-    assert torch.equal(out.tokens, made)
-    assert len({int((row != 0).sum()) for row in made}) > 1  # they end in different places
+    new = expected.sequences[:, prompt.shape[1] :]
+    assert torch.equal(out.tokens, new)
+    assert len({int((row != 0).sum()) for row in new}) > 1  # they end in different places
     assert (plain.nfe < 3 * calls) == (settled > 0.1)
 
 
 # Two signals
 
 
-def test_evidence_is_that_of_the_canvas_as_it_looks(ours: diffusion_gemma.Gemma) -> None:
+def test_the_evidence_is_that_of_the_level_inferred_from_the_canvas(ours: diffusion_gemma.Gemma) -> None:
     clean = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
-    seen = ours.evidence(0.2, clean)
-    assert torch.allclose(seen, torch.tensor([0.2, 0.4, 0.99], dtype=torch.float64))
-    assert float(ours.evidence(1 - 1e-5, clean)[0]) == CLEAREST
-    shift = math.log1p(262144 * CLEAREST / (1 - CLEAREST))
+    inferred = ours.evidence_signal(0.2, clean)
+    assert torch.allclose(inferred, torch.tensor([0.2, 0.4, 0.99], dtype=torch.float64))
+    assert float(ours.evidence_signal(1 - 1e-5, clean)[0]) == MAX_INFERRED_SIGNAL
+    shift = math.log1p(262144 * MAX_INFERRED_SIGNAL / (1 - MAX_INFERRED_SIGNAL))
     assert 17 < shift < 18  # nats, of logits within 30 either way
 
 
-def test_labels_are_seen_as_clean_and_the_transition_keeps_its_signal(ours: diffusion_gemma.Gemma) -> None:
-    """CRS converts each sample's distributions with its own share of labels: the dense distribution by hand is the backend's."""
-    from limpet.diffusion import process
+def inputs(samples: int, trace: bool = False) -> Inputs:
+    return Inputs(torch.full((samples, CANVAS), -1), CounterRNG(SEED, torch.arange(samples)), trace=trace)
 
-    path = open_context(ours, CounterRNG(SEED, torch.arange(3)), torch.full((3, CANVAS), -1), trace=True)
+
+def test_committed_tokens_look_clean_and_the_transition_keeps_its_signal(ours: diffusion_gemma.Gemma) -> None:
+    """CRS converts each sample's predictions with its own share of committed tokens: the dense distributions computed
+    here are the backend's."""
     sampler, shares = CRS(nfe=8, budget=4.0), set()
-    state = sampler.begin(path)
-    while state.call < sampler.nfe - 1:
-        visible, before = sampler.visible(state), state
-        state, info = stepped(sampler, path, before)
-        share = visible.double().mean(-1)
+    for step in rollout(ours, sampler, inputs(3, trace=True), stop=sampler.nfe - 1):
+        share = step.masks["visible"].double().mean(-1)
         shares |= set(share.tolist())
-        signal = path.signal(info.t)
-        seen = (share + (1 - share) * signal).clamp(max=CLEAREST)
-        logits = ours.head(state.made.values).double()  # type: ignore[union-attr]
-        probs = process.leave_one_out(logits.softmax(-1), info.input, seen)
-        assert torch.allclose(info.outcome.deficit, 1 - probs.amax(-1), atol=1e-5)
+        signal = step.context.signal(step.t)
+        inferred = (share + (1 - share) * signal).clamp(max=MAX_INFERRED_SIGNAL)
+        logits = ours.head(step.state.previous.values).double()  # type: ignore[union-attr]
+        probs = process.leave_one_out(logits.softmax(-1), step.model_input, inferred)
+        assert torch.allclose(step.outcome.deficit, 1 - probs.amax(-1), atol=1e-5)
     assert len(shares) > 3
 
 
 # Self-conditioning
 
 
-def test_a_call_is_told_of_the_one_before_it(ours: diffusion_gemma.Gemma) -> None:
-    """And the first of a path of none; a state that goes on along another path takes it there."""
-    paths = [open_context(ours, CounterRNG(SEED, torch.arange(2)), torch.full((2, CANVAS), -1)) for _ in range(2)]
-    sampler, state = Native(nfe=6), Native(nfe=6).begin(paths[0])
-    made: list[Tensor] = []
-    for _ in range(3):
-        seen, before = state.tokens, state.made
-        carried = None if before is None else ours.carry(ours.head(before.values).flatten(0, 1)).view(2, CANVAS, -1)
-        state, _ = stepped(sampler, paths[0], state)
-        assert torch.allclose(state.made.values, ours.body_carried(seen, 0.5, None, carried), atol=1e-5)  # type: ignore[union-attr]
-        made.append(state.made.values)  # type: ignore[union-attr]
-    assert (made[0] - made[1]).abs().max() > 0.1
-    ends = [list(generate(sampler, path, state))[-1][0].tokens for path in paths]
+def test_a_call_is_given_the_prediction_of_the_previous_one(ours: diffusion_gemma.Gemma) -> None:
+    """The first call is given none. A state that goes on along another trajectory takes its prediction there."""
+    sampler, values, state = Native(nfe=6), [], None
+    for step in rollout(ours, sampler, inputs(2), stop=3):
+        previous = None if state is None else ours.head(state.previous.values).flatten(0, 1)
+        previous = None if previous is None else ours.self_condition(previous).view(2, CANVAS, -1)
+        state = step.state
+        expected = ours.backbone(ModelInput(step.model_input, 0.5, previous=previous))
+        assert torch.allclose(state.previous.values, expected, atol=1e-5)
+        values.append(state.previous.values)
+    assert (values[0] - values[1]).abs().max() > 0.1
+    ends = [[*rollout(ours, sampler, inputs(2), start=state)][-1].tokens for _ in range(2)]
     assert torch.equal(*ends)
-    forgetful = list(generate(sampler, paths[0], state._replace(made=None)))[-1][0].tokens
-    assert not torch.equal(ends[0], forgetful)
+    without = [*rollout(ours, sampler, inputs(2), start=state._replace(previous=None))][-1].tokens
+    assert not torch.equal(ends[0], without)
 
 
 def test_pieces_change_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,22 +202,22 @@ def test_pieces_change_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.
 # Canvases
 
 
-def test_the_first_canvas_is_what_sample_makes(ours: diffusion_gemma.Gemma) -> None:
-    for sampler in (CRS(nfe=5), Mend(nfe=5), EntropyBound(nfe=5, probs="predicted")):
+def test_the_first_canvas_is_what_sample_returns(ours: diffusion_gemma.Gemma) -> None:
+    for sampler in (CRS(nfe=5), Mend(nfe=5), EntropyBound(nfe=5, distribution="predicted")):
         prompt = ours.prompt("Why is the sky blue?")
         out = reply(ours, sampler, 3, length=CANVAS, prompt="Why is the sky blue?")
         canvas = limpet.sample(ours.after(torch.tensor([prompt])), sampler, 3)
-        assert torch.equal(out.tokens, ended(canvas.tokens, ours.ends, ours.pad)[0])
+        assert torch.equal(out.tokens, pad_after_end(canvas.tokens, ours.ends, ours.pad)[0])
         assert torch.equal(out.committed, canvas.committed)
         assert out.nfe == canvas.nfe == 5
 
 
 @pytest.mark.parametrize("name", samplers.available())
-def test_every_sampler_replies_and_a_reply_knows_no_company(ours: diffusion_gemma.Gemma, name: str) -> None:
-    """Over two canvases; guidance needs given tokens, which a canvas has none of."""
+def test_every_sampler_replies_and_a_reply_does_not_depend_on_the_batch(ours: diffusion_gemma.Gemma, name: str) -> None:
+    """Over two canvases. Guidance needs fixed tokens, and a canvas has none."""
     sampler = samplers.parse(name, nfe=6)[1]
-    if sampler.needs_given:
-        with pytest.raises(LimpetError, match="nothing to guide by"):
+    if sampler.needs_fixed:
+        with pytest.raises(LimpetError, match="needs fixed tokens to guide by"):
             reply(ours, sampler, 2, length=2 * CANVAS, prompt=[2, 40, 41])
         return
     out = reply(ours, sampler, 4, length=2 * CANVAS, prompt=[2, 40, 41])
@@ -234,7 +229,7 @@ def test_every_sampler_replies_and_a_reply_knows_no_company(ours: diffusion_gemm
 
 def test_a_text_ends_once_and_is_padded() -> None:
     canvas = torch.tensor([[5, 6, 7, 8], [5, 1, 7, 1], [3, 3, 4, 4], [5, 6, 7, 1]])
-    padded, goes_on = ended(canvas, (1, 3), 0)
+    padded, goes_on = pad_after_end(canvas, (1, 3), 0)
     assert padded.tolist() == [[5, 6, 7, 8], [5, 1, 0, 0], [3, 0, 0, 0], [5, 6, 7, 1]]
     assert goes_on.tolist() == [True, False, False, False]
 
@@ -246,12 +241,12 @@ def test_canvases_have_seeds_of_their_own() -> None:
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_rows_that_have_ended_cost_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They leave the batch, and the last to go on is as it would be alone."""
+def test_samples_that_have_ended_cost_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the batch, and the last one is sampled as it would be alone."""
     sizes: list[int] = []
-    body = diffusion_gemma.Gemma.body_carried
+    backbone = diffusion_gemma.Gemma.backbone
     monkeypatch.setattr(
-        diffusion_gemma.Gemma, "body_carried", lambda self, *told: sizes.append(len(told[0])) or body(self, *told)
+        diffusion_gemma.Gemma, "backbone", lambda self, one: sizes.append(len(one.tokens)) or backbone(self, one)
     )
     free = reply(ours, Native(nfe=3), 3, length=3 * CANVAS, prompt=[2, 40])
     monkeypatch.setattr(ours, "ends", tuple({*free.tokens[0, :CANVAS].tolist()} - {*free.tokens[1].tolist()}))
@@ -277,37 +272,28 @@ def test_a_chat_prompt_goes_through_the_template(ours: diffusion_gemma.Gemma) ->
 
 
 def test_the_command_replies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--model", str(folder), "--prompt", "Why?", "--n", "2", "--device", "cpu", "--precision", "float32"]
-    for arm in ("crs nfe=4", "mend nfe=4", "entropy-bound nfe=4 distribution=predicted"):
-        assert main.main(["sample", *given, "--sampler", arm, "--length", "32", "--json"]) == 0
+    options = ["--model", str(folder), "--prompt", "Why?", "--n", "2", "--device", "cpu", "--precision", "float32"]
+    for sampler in ("crs nfe=4", "mend nfe=4", "entropy-bound nfe=4 distribution=predicted"):
+        assert main.main(["sample", *options, "--sampler", sampler, "--length", "32", "--json"]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         model = load(folder, device="cpu")
         assert isinstance(model, diffusion_gemma.Gemma)
-        expected = reply(model, samplers.parse(arm)[1], 2, length=32, prompt="Why?")
+        expected = reply(model, samplers.parse(sampler)[1], 2, length=32, prompt="Why?")
         assert [row["tokens"] for row in rows] == expected.tokens.tolist()
 
 
-def test_a_path_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours: diffusion_gemma.Gemma) -> None:
-    """A canvas after nothing, told of each call before; of a reply's canvases there is no one record."""
+def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours: diffusion_gemma.Gemma) -> None:
+    """A canvas without a prompt, with the prediction of each call before. A reply of several canvases has no record."""
+    from limpet.recording.trajectory import Trajectory
+
     record = tmp_path / "x.limpet"
-    given = [
-        "sample",
-        "--model",
-        str(folder),
-        "--n",
-        "1",
-        "--device",
-        "cpu",
-        "--precision",
-        "float32",
-        "--record",
-        str(record),
-    ]
-    for arm, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
-        assert main.main([*given, "--sampler", arm]) == 0
+    command = ["sample", "--model", str(folder), "--n", "1", "--device", "cpu", "--precision", "float32"]
+    command += ["--record", str(record)]
+    for name, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
+        assert main.main([*command, "--sampler", name]) == 0
         expected = limpet.sample(ours, sampler, n=1).tokens[0]
-        assert Trajectory.load(record).frames[-1].state.tolist() == expected.tolist()
-    assert main.main([*given, "--prompt", "Why?"]) == 2
+        assert Trajectory.load(record).frames[-1].tokens.tolist() == expected.tolist()
+    assert main.main([*command, "--prompt", "Why?"]) == 2
 
 
 # Conformance
@@ -316,7 +302,7 @@ def test_a_path_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path, ours:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder: Path, precision: str) -> None:
     model = load(folder, device="cpu", precision=precision)
-    rows = rows_of(model, "crs", "entropy-bound distribution=predicted")
+    rows = check(model, "crs", "entropy-bound distribution=predicted")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
 
@@ -324,19 +310,19 @@ def test_conformance(folder: Path, precision: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", samplers.available())
 def test_every_sampler_keeps_the_contract_on_it(ours: diffusion_gemma.Gemma, name: str) -> None:
-    assert not failed(list(conformance.arm_rows(ours, name, nfe=6)))
+    assert not failed(list(conformance.sampler_rows(ours, name, nfe=6)))
 
 
-def test_prefixes_hold_and_calls_are_counted(ours: diffusion_gemma.Gemma) -> None:
+def test_prompts_are_kept_and_calls_are_counted(ours: diffusion_gemma.Gemma) -> None:
     for sampler in (Native(nfe=5), CRS(nfe=5), Mend(nfe=5)):
         out = limpet.sample(ours, sampler, n=3, prompt="The ", seed=3)
-        prefix = ours.tokenizer.encode("The ")  # type: ignore[union-attr]
-        assert (out.tokens[:, : len(prefix)] == torch.tensor(prefix)).all()
+        prompt = ours.tokenizer.encode("The ")  # type: ignore[union-attr]
+        assert (out.tokens[:, : len(prompt)] == torch.tensor(prompt)).all()
         assert out.nfe == 5
 
 
-def test_a_context_is_of_as_many_samples_as_it_was_told(ours: diffusion_gemma.Gemma) -> None:
-    with pytest.raises(LimpetError, match="told what stands before 2 samples, and is asked of 3"):
+def test_a_cache_is_of_as_many_samples_as_the_text(ours: diffusion_gemma.Gemma) -> None:
+    with pytest.raises(LimpetError, match="given the text before 2 samples, and is asked for 3"):
         limpet.sample(ours.after(tokens(ours, 4, rows=2)), Native(nfe=2), n=3)
 
 
@@ -366,9 +352,9 @@ def changed(folder: Path, tmp_path: Path, config: dict[str, Any] | None = None, 
     import shutil
 
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    said = json.loads((copy / "config.json").read_text())
-    said["text_config"] |= text
-    (copy / "config.json").write_text(json.dumps(said | (config or {})))
+    settings = json.loads((copy / "config.json").read_text())
+    settings["text_config"] |= text
+    (copy / "config.json").write_text(json.dumps(settings | (config or {})))
     return copy
 
 
@@ -401,7 +387,7 @@ def changed(folder: Path, tmp_path: Path, config: dict[str, Any] | None = None, 
         ({"rms_norm_eps": None}, "rms_norm_eps None"),
     ],
 )
-def test_settings_that_are_none(folder: Path, tmp_path: Path, text: dict[str, Any], match: str) -> None:
+def test_wrong_settings_of_the_text(folder: Path, tmp_path: Path, text: dict[str, Any], match: str) -> None:
     refused(changed(folder, tmp_path, **text), match)
 
 
@@ -415,12 +401,12 @@ def test_settings_that_are_none(folder: Path, tmp_path: Path, text: dict[str, An
         ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
     ],
 )
-def test_a_config_that_is_none(folder: Path, tmp_path: Path, config: dict[str, Any], match: str) -> None:
+def test_wrong_settings_of_the_model(folder: Path, tmp_path: Path, config: dict[str, Any], match: str) -> None:
     refused(changed(folder, tmp_path, config), match)
 
 
-def test_settings_of_strangers_are_not_passed_on(folder: Path, tmp_path: Path, ours: diffusion_gemma.Gemma) -> None:
-    """Code, kernels and devices that a config may name reach nobody."""
+def test_unknown_settings_are_not_passed_on(folder: Path, tmp_path: Path, ours: diffusion_gemma.Gemma) -> None:
+    """Code, kernels and devices that a config names are not used."""
     strange = {"auto_map": {"AutoModel": "evil--code.Evil"}, "_attn_implementation": "evil/kernels",
                "quantization_config": {"quant_method": "evil"}}  # fmt: skip
     copy = changed(folder, tmp_path, strange, _attn_implementation="evil/kernels", dtype="evil")
@@ -432,7 +418,7 @@ def test_settings_of_strangers_are_not_passed_on(folder: Path, tmp_path: Path, o
 
 
 @pytest.mark.parametrize("spoil", ["torn", "missing", "unexpected", "nan", "shape", "kind"])
-def test_weights_that_are_none(folder: Path, tmp_path: Path, spoil: str) -> None:
+def test_wrong_weights(folder: Path, tmp_path: Path, spoil: str) -> None:
     copy = changed(folder, tmp_path)
     file, name = copy / "model.safetensors", "model.decoder.layers.1.experts.gate_up_proj"
     state = load_file(file)
@@ -473,7 +459,7 @@ def test_files_beside_the_weights(folder: Path, tmp_path: Path, file: str, conte
 @pytest.mark.parametrize(
     "template", ["{% for", "{{ messages.__class__.__mro__ }}", "{{ raise_exception('no') }}", "{{ 1 // 0 }}"]
 )
-def test_a_template_that_is_none_is_one_sentence(folder: Path, tmp_path: Path, template: str) -> None:
+def test_a_broken_template_is_one_sentence(folder: Path, tmp_path: Path, template: str) -> None:
     copy = changed(folder, tmp_path)
     (copy / "chat_template.jinja").write_text(template)
     model = load(copy, device="cpu")
@@ -481,7 +467,7 @@ def test_a_template_that_is_none_is_one_sentence(folder: Path, tmp_path: Path, t
         model.prompt("Why?")  # type: ignore[attr-defined]
 
 
-def test_a_model_without_a_template_is_told_the_text(folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_given_the_text(folder: Path, tmp_path: Path) -> None:
     copy = changed(folder, tmp_path)
     (copy / "chat_template.jinja").unlink()
     model = load(copy, device="cpu")
@@ -489,10 +475,10 @@ def test_a_model_without_a_template_is_told_the_text(folder: Path, tmp_path: Pat
     (copy / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": "{{ bos_token }}say {{ messages[0].content }}"})
     )
-    said = load(copy, device="cpu").prompt("Why?")  # type: ignore[attr-defined]
-    assert model.tokenizer.decode(said) == "<bos>say Why?"  # type: ignore[union-attr]
+    prompt = load(copy, device="cpu").prompt("Why?")  # type: ignore[attr-defined]
+    assert model.tokenizer.decode(prompt) == "<bos>say Why?"  # type: ignore[union-attr]
 
 
 def test_an_older_transformers_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diffusion_gemma, "extra", lambda *_: type("Old", (), {"__version__": "5.0"}))
+    monkeypatch.setattr(diffusion_gemma, "import_extra", lambda *_: type("Old", (), {"__version__": "5.0"}))
     refused(folder, "transformers 5.0 does not know DiffusionGemma: install 5.22 or later")

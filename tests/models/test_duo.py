@@ -6,11 +6,12 @@ import torch
 from duo_transcription import forward
 from limpet.diffusion.process import SCHEDULES
 from limpet.errors import LimpetError
-from limpet.models.duo import Duo, Linear, DuoNetwork, DuoShape, round_up
+from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
+from limpet.models.networks import Linear, round_up
 from limpet.models.tensor_files import read_tensors
+from model_cases import TINY, features, random_network, random_tokens
 
-TINY = DuoShape(vocab_size=53, length=12, width=32, blocks=3, heads=2, cond=16, hidden=80)
 TIMES = torch.tensor([1.0, 0.5, 0.1, 1e-5], dtype=torch.float64)
 
 RELEASED = (
@@ -37,22 +38,6 @@ RELEASED = (
 )
 
 
-def random_network(shape=TINY, seed=0):
-    """Every parameter random, so that every path through the network matters to its output."""
-    generator = torch.Generator().manual_seed(seed)
-    network = DuoNetwork(shape)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(scale * noise + ("norm" in name))
-    return network
-
-
-def random_tokens(batch=4, shape=TINY):
-    return torch.randint(shape.vocab_size, (batch, shape.length), generator=torch.Generator().manual_seed(1))
-
-
 def transcribed(network, tokens, times, low=torch.float32):
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
     sigmas = -(1 - 0.999 * times).log()
@@ -73,7 +58,7 @@ def test_the_released_names_order_and_size():
     assert set(network.state_dict()) - set(names) == {"rotary_emb.inv_freq"}
 
 
-def test_a_fresh_network_has_a_uniform_law():
+def test_a_new_network_predicts_a_uniform_distribution():
     logits = Duo(DuoNetwork(TINY)).logits(random_tokens(), 0.5)
     assert logits.abs().max() == 0
 
@@ -90,8 +75,8 @@ def test_float32_agrees_with_the_transcription():
 def test_every_parameter_matters():
     """The transcription would not notice a parameter that neither of them uses."""
     network = random_network()
-    features = network(random_tokens(), torch.tensor([6.9, 0.7, 0.1, 1e-5]))
-    features.square().sum().backward()
+    logits = network(random_tokens(), torch.tensor([6.9, 0.7, 0.1, 1e-5]))
+    logits.square().sum().backward()
     assert all(parameter.grad.abs().max() > 1e-4 for parameter in network.parameters())
 
 
@@ -109,15 +94,15 @@ def test_bfloat16_agrees_with_the_transcription():
 
 def test_bfloat16_leaves_the_residual_stream_alone():
     model = Duo(random_network(), precision="bfloat16")
-    seen = {}
+    calls = {}
     for name, module in model.network.named_modules():
-        module.register_forward_hook(lambda module, given, out, name=name: seen.update({name: (given[0], out)}))
-    features = features(model, random_tokens(), 0.5)
-    logits = model.head(features)
-    assert features.dtype == torch.float32
+        module.register_forward_hook(lambda module, args, out, name=name: calls.update({name: (args[0], out)}))
+    values = features(model, random_tokens(), 0.5)
+    logits = model.head(values)
+    assert values.dtype == torch.float32
     assert logits.dtype == torch.bfloat16
     assert model.logits(random_tokens(), 0.5).dtype == torch.float32
-    dtypes = {name: (given.dtype, out.dtype) for name, (given, out) in seen.items() if name.startswith("blocks.0")}
+    dtypes = {name: (value.dtype, out.dtype) for name, (value, out) in calls.items() if name.startswith("blocks.0")}
     assert dtypes["blocks.0"] == (torch.float32, torch.float32)
     assert dtypes["blocks.0.norm1"] == (torch.float32, torch.float32)
     assert dtypes["blocks.0.attn_qkv"] == (torch.float32, torch.bfloat16)
@@ -154,9 +139,9 @@ def test_a_batch_agrees_with_its_rows(precision):
     model = Duo(random_network(), precision=precision)
     tokens = random_tokens()
     together = model.logits(tokens, TIMES)
-    apart = torch.cat([model.logits(row[None], float(t)) for row, t in zip(tokens, TIMES, strict=True)])
-    tolerance = 1e-5 if precision == "float32" else 2e-2 * float(apart.abs().max())
-    assert (together - apart).abs().max() < tolerance
+    alone = torch.cat([model.logits(row[None], float(t)) for row, t in zip(tokens, TIMES, strict=True)])
+    tolerance = 1e-5 if precision == "float32" else 2e-2 * float(alone.abs().max())
+    assert (together - alone).abs().max() < tolerance
 
 
 def test_one_time_is_every_rows_time():
@@ -170,35 +155,47 @@ def test_one_time_is_every_rows_time():
 
 def test_head_of_some_positions_is_some_of_the_head():
     model = Duo(random_network())
-    features = features(model, random_tokens(), 0.5)
-    some = features[[0, 2, 3], [5, 0, 11]]
-    assert (model.head(some) - model.head(features)[[0, 2, 3], [5, 0, 11]]).abs().max() < 1e-5
-    assert not features.requires_grad
+    values = features(model, random_tokens(), 0.5)
+    some = values[[0, 2, 3], [5, 0, 11]]
+    assert (model.head(some) - model.head(values)[[0, 2, 3], [5, 0, 11]]).abs().max() < 1e-5
+    assert not values.requires_grad
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 @pytest.mark.parametrize("some", [[0, 6, 7, 13, 47], [9], [40, 41], list(range(48)), []])
-def test_the_body_can_be_asked_for_some_positions(precision, some):
-    """Every sample has its own time; rows may round as another number of them does."""
+def test_the_backbone_of_some_positions_is_some_of_the_backbone(precision, some):
+    """Every sample has its own time. Rows may round as another number of rows does."""
     model = Duo(random_network(), precision=precision)
     every = features(model, random_tokens(), TIMES)
-    features = features(model, random_tokens(), TIMES, lambda: torch.tensor(some, dtype=torch.int32))
-    assert features.shape == every.shape
+    values = features(model, random_tokens(), TIMES, lambda: torch.tensor(some, dtype=torch.int32))
+    assert values.shape == every.shape
     most = 1e-5 if precision == "float32" else 2e-2
-    torch.testing.assert_close(features.flatten(0, 1)[some], every.flatten(0, 1)[some], rtol=most, atol=most)
+    torch.testing.assert_close(values.flatten(0, 1)[some], every.flatten(0, 1)[some], rtol=most, atol=most)
 
 
-def test_the_last_block_makes_queries_only_where_they_are_needed(monkeypatch):
-    """As many of each sample as the one that needs most has, here three."""
-    asked, attention = [], torch.nn.functional.scaled_dot_product_attention
+def test_the_last_block_computes_queries_only_where_they_are_needed(monkeypatch):
+    """Every sample gets as many as the one that needs most, here three."""
+    sizes, attention = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        "limpet.models.duo.F.scaled_dot_product_attention",
-        lambda q, k, v, **more: asked.append((q.shape[2], k.shape[2])) or attention(q, k, v, **more),
+        "limpet.models.networks.F.scaled_dot_product_attention",
+        lambda q, k, v, **more: sizes.append((q.shape[2], k.shape[2])) or attention(q, k, v, **more),
     )
     tokens = random_tokens()
     length = tokens.shape[1]
-    random_network().body(tokens, torch.full((len(tokens),), 0.5), lambda: torch.tensor([0, 3, length - 1, length + 2]))
-    assert asked == [(length, length)] * (len(asked) - 1) + [(3, length)]
+    rows = torch.tensor([0, 3, length - 1, length + 2])
+    random_network().backbone(tokens, torch.full((len(tokens),), 0.5), lambda: rows)
+    assert sizes == [(length, length)] * (len(sizes) - 1) + [(3, length)]
+
+
+def test_the_device_can_be_assigned():
+    """What was prepared for the old device is computed anew."""
+    model = Duo(random_network())
+    before = model.logits(random_tokens(), 0.5)
+    model.device = torch.device("meta")
+    assert model.device.type == model.network.output_layer.linear.weight.device.type == "meta"
+    again = Duo(random_network())
+    again.device = torch.device("cpu")
+    assert torch.equal(again.logits(random_tokens(), 0.5), before)
 
 
 def test_other_lengths_run():
@@ -257,7 +254,7 @@ def test_the_digest_tells_apart_what_decides_the_output():
     assert len(base.digest) == 64
 
 
-def test_a_wrong_word_is_one_sentence(tmp_path):
+def test_a_wrong_option_is_one_sentence(tmp_path):
     with pytest.raises(LimpetError, match="precision is one of float32, bfloat16, float8, not 'half'"):
         Duo(random_network(), precision="half")
     with pytest.raises(LimpetError, match="storage is one of float32, bfloat16, int8, not 'int4'"):

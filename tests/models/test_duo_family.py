@@ -1,62 +1,24 @@
-"""UDLM, SDLLM-Duo and larger shapes are Duo's network over other vocabularies: the same logits, their own tokenizers,
-and a mask token that no distribution gives a chance."""
+"""UDLM, SDLLM-Duo and larger shapes are Duo's network over other vocabularies, with their own tokenizers and masks."""
 
 import json
 import math
 
 import pytest
-import tokenizers
 import torch
-from model_cases import random_network
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import limpet
 from duo_transcription import forward
 from limpet import conformance
+from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
+from limpet.generation import Inputs, context_of
 from limpet.models import model_files
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tokenizers import read_tokenizer
-from test_check import failed, rows_of
-from model_cases import hub_like, refused
+from model_cases import bert_like, check, failed, hub_like, random_network, refused, tiktoken_like
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-TEXT = [
-    "The limpet holds its place on the rock while everything around it moves.",
-    "Waves come and go; don't they? It's 3 o'clock, and the tide is turning!",
-    "Unbelievable: 1,234,567 limpets, holding, turning, moving, rocking.",
-]
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-
-
-def bert_like(folder, size=120):
-    """Lower-cased pieces of words with BERT's five special tokens first, as bert-base-uncased has them."""
-    tokens = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokens.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokens.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokens.decoder = decoders.WordPiece()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokens.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=size, special_tokens=special))
-    tokens.save(str(folder / "tokenizer.json"))
-    return tokens.get_vocab_size()
-
-
-def tiktoken_like(folder, special, size=300):
-    """Merges of bytes after a regular expression's split, as tiktoken's vocabularies are written for `tokenizers`."""
-    tokens = tokenizers.Tokenizer(models.BPE())
-    tokens.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
-    tokens.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokens.train_from_iterator(
-        TEXT, trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
-    )
-    tokens.save(str(folder / "tokenizer.json"))
-    return tokens.get_vocab_size()
 
 
 def shape_of(vocab_size, **sizes):
@@ -98,7 +60,7 @@ def test_udlm_is_duos_network_with_berts_tokenizer(udlm):
     assert all(text.startswith("the rock") for text in out.texts)
 
 
-def test_sdllm_gives_its_mask_no_chance(sdllm):
+def test_sdllms_mask_has_probability_zero(sdllm):
     model = load(sdllm, device="cpu")
     assert (model.tokenizer.special, model.mask) == ({"eos": 2, "pad": 4, "mask": 3}, 3)
     tokens = torch.randint(model.vocab_size, (3, 12), generator=torch.Generator().manual_seed(2))
@@ -114,8 +76,8 @@ def test_sdllm_gives_its_mask_no_chance(sdllm):
 def test_the_noise_of_a_model_with_a_mask_is_still_every_token(sdllm):
     """Duo's prior is over the whole vocabulary, whatever the head excludes."""
     model = load(sdllm, device="cpu")
-    stream = limpet.diffusion.rng.Stream(8, torch.arange(400))
-    start = limpet.samplers.context.open_context(model, stream, torch.full((400, 12), -1)).noise()
+    inputs = Inputs(torch.full((400, 12), -1), CounterRNG(8, torch.arange(400)))
+    start = context_of(model, inputs).noise()
     assert (start == 3).any()
 
 
@@ -127,13 +89,13 @@ def test_the_mask_is_in_the_digest_and_is_saved(sdllm, tmp_path):
     assert Duo(model.network).digest != model.digest
 
 
-def test_a_mask_must_be_told_and_be_a_token(sdllm, tmp_path):
+def test_the_mask_must_be_known_and_be_a_token(sdllm):
     config = json.loads((sdllm / "config.json").read_text())
     (sdllm / "config.json").write_text(json.dumps(config | {"mask_token_id": 7}))
     assert load(sdllm, device="cpu").mask == 7
     for wrong in (-1, "3", True, 1.5):
         (sdllm / "config.json").write_text(json.dumps(config | {"mask_token_id": wrong}))
-        refused(sdllm, "mask_token_id .*, and a Duo model takes a token's id, or null")
+        refused(sdllm, "mask_token_id .*, and a Duo model takes a token's id or null")
     (sdllm / "config.json").write_text(json.dumps(config | {"mask_token_id": 10**6}))
     refused(sdllm, "mask_token_id 1000000, and its model 300 tokens")
     (sdllm / "config.json").write_text(json.dumps(config))
@@ -144,13 +106,13 @@ def test_a_mask_must_be_told_and_be_a_token(sdllm, tmp_path):
 @pytest.mark.parametrize("kind", ["udlm", "sdllm"])
 def test_each_passes_the_conformance_test(kind, request):
     folder = request.getfixturevalue(kind)
-    rows = rows_of(load(folder, device="cpu"), "native", "crs", "mend")
+    rows = check(load(folder, device="cpu"), "native", "crs", "mend")
     assert not failed(rows)
     assert conformance.verdict(load(folder, device="cpu"), rows).endswith("0 failed")
 
 
-def test_a_tokenizer_that_drops_something_is_said_to(udlm):
-    (found,) = [row.found for row in rows_of(load(udlm, device="cpu")) if row.what == "text"]
+def test_a_tokenizer_that_changes_text_is_reported(udlm):
+    (found,) = [row.found for row in check(load(udlm, device="cpu")) if row.what == "text"]
     assert "once encoded" in found
 
 

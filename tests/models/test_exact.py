@@ -1,4 +1,4 @@
-"""The exact denoisers against enumeration of every sequence: distribution, log-probability, draws, and the ends of the noise."""
+"""The exact denoisers against enumeration of every sequence: predictions, log-probabilities and draws."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import literal
-from limpet import process
+from limpet.diffusion import process
 from limpet.errors import LimpetError
 from limpet.models.exact import Markov, Mixture, Source, codebook
 from limpet.models.exact_sources import SOURCES, WORDS, Letters, source
+from model_cases import features
 
 GENERATOR = torch.Generator().manual_seed(11)
 
@@ -43,7 +44,7 @@ def sequences(model: Source) -> np.ndarray:
     return np.array(list(itertools.product(range(model.vocab_size), repeat=model.length)))
 
 
-def data_law(model: Source) -> np.ndarray:
+def data_probs(model: Source) -> np.ndarray:
     """The probability of every sequence, from the definition of its family, one sequence at a time."""
     if isinstance(model, Markov):
         return np.array(
@@ -67,8 +68,8 @@ def data_law(model: Source) -> np.ndarray:
 
 
 def leave_one_out_by_enumeration(model: Source, signal: float) -> np.ndarray:
-    """(Z, L, V): for every noisy sequence, the distribution of each clean token given the other noisy tokens; NaN: undefined."""
-    every, prior = sequences(model), data_law(model)
+    """(Z, L, V): for every noisy sequence, each clean token's probs given the other noisy tokens. NaN: undefined."""
+    every, prior = sequences(model), data_probs(model)
     size, length = model.vocab_size, model.length
     channel = literal.forward(every[:, None, :], every[None, :, :], 1 - signal, size)  # (noisy, clean, position)
     distributions = np.empty((len(every), length, size))
@@ -82,37 +83,37 @@ def leave_one_out_by_enumeration(model: Source, signal: float) -> np.ndarray:
 
 @every_source
 @pytest.mark.parametrize("signal", [0.0, 0.001, 0.3, 0.8, 0.99999, 1.0])
-def test_the_law_is_the_enumerated_leave_one_out_law(name: str, signal: float) -> None:
+def test_predictions_are_the_enumerated_leave_one_out_distributions(name: str, signal: float) -> None:
     """At every noisy sequence; at signal 1 wherever the other tokens are possible at all."""
     model = SOURCE[name]
     expected = leave_one_out_by_enumeration(model, signal)
     noisy = torch.from_numpy(sequences(model))
-    given = model.probs(noisy, torch.full((len(noisy),), signal, dtype=torch.float64)).numpy()
+    found = model.probs(noisy, torch.full((len(noisy),), signal, dtype=torch.float64)).numpy()
     defined = ~np.isnan(expected)
     assert defined.any()
     assert signal == 1 or defined.all()
-    np.testing.assert_allclose(given[defined], expected[defined], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found[defined], expected[defined], rtol=1e-9, atol=1e-12)
 
 
 @every_source
-def test_the_body_is_the_log_law_at_the_signal_of_t(name: str) -> None:
+def test_features_are_the_log_probs_at_the_signal_of_t(name: str) -> None:
     """One time for all, or a time for each; the head has nothing to do; the logits are float32."""
     model = SOURCE[name]
     noisy = torch.from_numpy(sequences(model))[:30]
     times = torch.linspace(0.01, 1, len(noisy), dtype=torch.float64)
-    body = features(model, noisy, times)
-    assert torch.equal(model.head(body), body)
+    values = features(model, noisy, times)
+    assert torch.equal(model.head(values), values)
     for i, t in enumerate(times.tolist()):
         expected = model.probs(noisy[i : i + 1], process.LOG_LINEAR.signal(t)[None])
-        torch.testing.assert_close(body[i : i + 1].exp(), expected, rtol=1e-10, atol=1e-14)
-        torch.testing.assert_close(features(model, noisy[i : i + 1], t), body[i : i + 1], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(values[i : i + 1].exp(), expected, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(features(model, noisy[i : i + 1], t), values[i : i + 1], rtol=1e-10, atol=1e-12)
     assert model.logits(noisy, 0.5).dtype == torch.float32
     assert model.logits(noisy, 0.5).shape == (len(noisy), model.length, model.vocab_size)
     assert model.predicts == "leave-one-out"
 
 
 @every_source
-def test_the_law_does_not_look_at_its_own_position(name: str) -> None:
+def test_a_prediction_does_not_depend_on_its_own_token(name: str) -> None:
     model = SOURCE[name]
     noisy = torch.from_numpy(sequences(model))
     probs = model.probs(noisy, torch.full((len(noisy),), 0.6, dtype=torch.float64))
@@ -124,22 +125,22 @@ def test_the_law_does_not_look_at_its_own_position(name: str) -> None:
 
 
 @every_source
-def test_log_prob_is_the_data_law(name: str) -> None:
+def test_log_prob_is_the_data_probs(name: str) -> None:
     model = SOURCE[name]
     log_prob = model.log_prob(torch.from_numpy(sequences(model)))
-    np.testing.assert_allclose(log_prob.exp().numpy(), data_law(model), rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(log_prob.exp().numpy(), data_probs(model), rtol=1e-10, atol=1e-15)
     assert log_prob.exp().sum().item() == pytest.approx(1, abs=1e-12)
 
 
 @every_source
-def test_draws_have_the_data_law(name: str) -> None:
+def test_draws_have_the_data_probs(name: str) -> None:
     """Chi-square over every sequence, 100,000 draws, overall error 1e-5."""
     model = SOURCE[name]
     drawn = model.draw(100_000, seed=3)
     assert drawn.shape == (100_000, model.length)
     index = (drawn * model.vocab_size ** torch.arange(model.length).flip(0)).sum(-1)
     counts = index.bincount(minlength=model.vocab_size**model.length).numpy()
-    assert literal.chi_square(counts, data_law(model)) > 1e-5 / len(SOURCE)
+    assert literal.chi_square(counts, data_probs(model)) > 1e-5 / len(SOURCE)
 
 
 def test_draws_depend_on_the_seed_and_the_index_alone() -> None:
@@ -187,7 +188,7 @@ def test_weights_need_not_be_normalised() -> None:
     )
 
 
-def test_float32_parameters_give_laws_that_sum_to_one() -> None:
+def test_float32_parameters_give_distributions_that_sum_to_one() -> None:
     weights, distributions, initial, transition = (x.float() for x in (rand(3), rand(3, 2, 27), rand(27), rand(27, 27)))
     mixture, chain = Mixture(weights, distributions), Markov(initial, transition, 4)
     for probs in (mixture.weights, mixture.distributions, chain.initial, chain.transition):
@@ -196,7 +197,7 @@ def test_float32_parameters_give_laws_that_sum_to_one() -> None:
 
 
 @every_source
-def test_the_law_of_a_row_does_not_depend_on_its_batch(name: str) -> None:
+def test_a_prediction_does_not_depend_on_its_batch(name: str) -> None:
     """Bit for bit: two equally likely tokens must not be told apart by the company a row keeps."""
     model = SOURCE[name]
     noisy = torch.from_numpy(sequences(model))
@@ -206,7 +207,7 @@ def test_the_law_of_a_row_does_not_depend_on_its_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_law_of_a_row_of_a_built_in_source_does_not_depend_on_its_batch(name: str) -> None:
+def test_a_prediction_of_a_built_in_source_does_not_depend_on_its_batch(name: str) -> None:
     model = source(name)
     noisy = torch.randint(model.vocab_size, (14, model.length), generator=torch.Generator().manual_seed(0))
     whole = features(model, noisy, 0.3)
@@ -214,7 +215,7 @@ def test_the_law_of_a_row_of_a_built_in_source_does_not_depend_on_its_batch(name
         assert torch.equal(torch.cat([features(model, rows, 0.3) for rows in noisy.split(size)]), whole)
 
 
-def test_the_digest_is_of_everything_that_decides_the_law() -> None:
+def test_the_digest_is_of_everything_that_decides_the_predictions() -> None:
     weights, distributions, initial, transition = rand(2), rand(2, 3, 4), rand(4), rand(4, 4)
     digests = {
         Mixture(weights, distributions).digest,

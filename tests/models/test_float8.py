@@ -1,4 +1,4 @@
-"""Float8 products against the format, transcribed; kernels against plain functions; distributions against bfloat16's."""
+"""Float8 products against the format, transcribed, kernels against plain functions, predictions against bfloat16's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from backends import DEVICE  # first: it says who runs the kernels
 from limpet import LimpetError, load, load_judge, registry
 from limpet.cli import main
 from limpet.models import float8
-from limpet.models.duo import Duo, Linear, DuoNetwork, DuoShape, in_float8, set_precision
+from limpet.models.duo import Duo, DuoNetwork, DuoShape, Linear, in_float8, set_precision
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.training.data import encode, read_documents
+from model_cases import features
 
 trained_like = registry.from_file(f"{Path(__file__).parents[2] / 'tools/trained_like.py'}:trained_like")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
@@ -162,7 +163,7 @@ def test_a_model_in_float8() -> None:
     """It differs from bfloat16 by as much as the format says, and in its digest."""
     models = {name: Duo(random_network(SHAPE).cpu(), precision=name) for name in ("float32", "bfloat16", "float8")}
     exact, low, lower = (features(model, TOKENS.cpu(), 0.5) for model in models.values())
-    errors = [float((features - exact).norm() / exact.norm()) for features in (low, lower)]
+    errors = [float((values - exact).norm() / exact.norm()) for values in (low, lower)]
     assert errors[0] < 0.01 < errors[1] < 0.2
     assert len({model.digest for model in models.values()}) == 3
     assert models["float8"].precision == "float8"
@@ -194,20 +195,20 @@ def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled"])
-def test_laws_stay_near_those_of_bfloat16(name: str) -> None:
+def test_predictions_stay_near_those_of_bfloat16(name: str) -> None:
     """Two pieces of held-out text under four levels of noise: mean total variation at most .03, and no argmax that has
     much less probability."""
     low, lower = (load(name, device="cpu", precision=precision) for precision in ("bfloat16", "float8"))
     ids = encode(
-        tokenizers.Tokenizer.from_file(str(BUILTIN_FOLDER / name / "tokenizer.json")),
+        tokenizers.Tokenizer.from_file(str(BUILTIN_FOLDER / "tokenizer.json")),
         [read_documents([BUILTIN_FOLDER / "heldout.txt.xz"])[0][:4000]],
     )
     clean = torch.from_numpy(ids[: 2 * low.length].astype("int64")).view(2, -1)
     generator = torch.Generator().manual_seed(3)
     for t in (0.9, 0.6, 0.3, 0.05):
         noise = torch.randint(low.vocab_size, clean.shape, generator=generator)
-        seen = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
-        one, other = (model.logits(seen, t).double().softmax(-1) for model in (low, lower))
+        noisy = torch.where(torch.rand(clean.shape, generator=generator) < float(low.schedule.signal(t)), clean, noise)
+        one, other = (model.logits(noisy, t).double().softmax(-1) for model in (low, lower))
         assert 0.005 < (one - other).abs().sum(-1).mean() / 2 <= 0.03
         missed = one.amax(-1) - one.gather(-1, other.argmax(-1, keepdim=True))[..., 0]
         assert missed.mean() < 2e-3
@@ -248,7 +249,7 @@ def test_the_gelu_kernel_is_the_gelu(rounds_to_even: None) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_the_fused_body_is_the_body(blocks: int, rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_backbone_is_the_backbone(blocks: int, rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also at some positions, and of some samples; what rounds otherwise is far less than what float8 rounds."""
     from limpet.models import duo_triton
 
@@ -264,13 +265,13 @@ def test_the_fused_body_is_the_body(blocks: int, rounds_to_even: None, monkeypat
             duo_triton.FusedBackbone(twin)(TOKENS, SIGMA),
         )
         assert found.dtype == torch.bfloat16
-        errors = [(features - exact).norm() for features in (low, found, plain)]
+        errors = [(values - exact).norm() for values in (low, found, plain)]
         assert 2 * errors[0] < errors[1] < 1.2 * errors[2]
         assert (found - plain).norm() < 0.6 * errors[2]
         for some in ([0, 6, 7, 13, 20], [9], [5, 20], []):
             index = torch.tensor(some, dtype=torch.int32, device=DEVICE)
-            features = duo_triton.FusedBackbone(twin)(TOKENS, SIGMA, lambda index=index: index)
-            apart = (features.flatten(0, 1)[some] - found.flatten(0, 1)[some]).norm()
+            values = duo_triton.FusedBackbone(twin)(TOKENS, SIGMA, lambda index=index: index)
+            apart = (values.flatten(0, 1)[some] - found.flatten(0, 1)[some]).norm()
             assert apart <= 0.5 * errors[2]
 
 
@@ -337,7 +338,7 @@ def test_a_product_that_rotates(rounds_to_even: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
-def test_the_body_with_joined_products_is_the_body(rounds_to_even: None) -> None:
+def test_the_backbone_with_joined_products_is_the_backbone(rounds_to_even: None) -> None:
     """Another scale of the same numbers, so another rounding, which is no larger."""
     from limpet.models import duo_triton, float8_kernels
 
@@ -388,6 +389,6 @@ def test_the_hardware_multiplies_as_we_do() -> None:
         x, weight = (float8.quantise(drawn(size, inner, seed=size)) for size in (rows, outputs))
         bias = drawn(outputs).bfloat16()
         here = float8.multiply(x, weight, bias).double()
-        parts = [float8.Scaled(*(part.to(device) for part in each)) for each in (x, weight)]
+        parts = [float8.Float8Rows(*(part.to(device) for part in each)) for each in (x, weight)]
         there = float8.multiply(*parts, bias.to(device)).cpu().double()
         assert (here - there).norm() < 3e-3 * here.norm()

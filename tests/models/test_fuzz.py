@@ -1,4 +1,4 @@
-"""Fuzzers, one for each reader: anything at all is read, or is one short sentence. Seconds each; together a minute."""
+"""Fuzzers, one for each reader: any content is read, or refused in one short sentence."""
 
 import itertools
 import json
@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import hostile
 import limpet
-from limpet.errors import MOST, LimpetError
-from limpet.experiments.store import Store, _sealed, digest, key_of
+from limpet.errors import MAX_SENTENCE, LimpetError
+from limpet.experiments.store import Store, _with_checksum, digest, unit_key, unit_paths
 from limpet.models.tokenizers import read_tokenizer
 from limpet.recording.trajectory import Trajectory, record
 from limpet.samplers import available
 from limpet.server import schema
-from limpet.server.handlers import Stock
+from limpet.server.handlers import Resources
 from limpet.server.scheduler import Limits
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("offline")]
-SECONDS = 6.0  # for each
+SECONDS = 6.0  # of CPU time for each
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -31,28 +31,28 @@ JSON = st.recursive(
 
 
 def fuzz(strategy, read):
-    """Let hypothesis look for a while, from one seed after the other."""
+    """Let hypothesis try contents for some seconds, from one seed after the other."""
 
-    def look(value):
-        said = ""
+    def attempt(value):
+        sentence = ""
         try:
             read(value)
         except LimpetError as error:
-            said = str(error)
-        assert len(said) <= MOST
-        assert said.isprintable()
+            sentence = str(error)
+        assert len(sentence) <= MAX_SENTENCE
+        assert sentence.isprintable()
 
-    ends = time.monotonic() + SECONDS
+    ends = time.process_time() + SECONDS
     for number in itertools.count():
-        if time.monotonic() > ends:
+        if time.process_time() > ends:
             return
         few = settings(max_examples=50, derandomize=False, database=None, suppress_health_check=list(HealthCheck))
-        seed(number)(few(given(strategy)(look)))()
+        seed(number)(few(given(strategy)(attempt)))()
 
 
 @st.composite
 def mutated(draw, good):
-    """Good bytes with some of them others, some more, or some gone."""
+    """Good bytes, some of them changed, added or removed."""
     content = bytearray(good)
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(content)))
@@ -148,42 +148,43 @@ def test_trajectories():
 
 
 def test_studies(tmp_path):
-    good = b'title = "Small"\nmodel = "exact:words"\nshards = [1, 2]\nsamples = 2\n[arms]\na = "native nfe=2"\n'
+    good = b'title = "Small"\nmodel = "exact:words"\nseeds = [1, 2]\nsamples = 2\n[samplers]\na = "native nfe=2"\n'
     fuzz(mutated(good), written(tmp_path / "x.toml")("study"))
 
 
 def test_samples(tmp_path):
-    good = b'{"text": "a", "tokens": [1, 2], "seed": 1, "sample": 0, "prefix": 1}\n{"text": "b"}\n'
+    good = b'{"text": "a", "tokens": [1, 2], "seed": 1, "sample": 0, "prompt_length": 1}\n{"text": "b"}\n'
     fuzz(mutated(good), written(tmp_path / "x.jsonl")("samples"))
 
 
 def test_stores(tmp_path):
-    """Rows with a true seal, and tokens with a true digest, whatever they are."""
-    store, key = Store(tmp_path), key_of(1)
-    folder = tmp_path / "units" / key[:2] / key
-    folder.mkdir(parents=True)
+    """Rows with a correct checksum, and data with a correct digest, of any content."""
+    store, key = Store(tmp_path), unit_key(1)
+    data, facts = (tmp_path / path for path in unit_paths(key))
+    data.parent.mkdir(parents=True)
 
-    def read(given):
-        rows, tokens = given
-        (folder / "tokens.safetensors").write_bytes(tokens)
+    def read(rows_and_data):
+        rows, content = rows_and_data
+        data.write_bytes(content)
         try:
-            (folder / "rows.json").write_bytes(_sealed({**rows, "key": key, "tokens": digest(tokens)}))
-        except ValueError:  # what JSON has no word for
-            (folder / "rows.json").write_text(json.dumps(rows))
-        store.look(key)
+            facts.write_bytes(_with_checksum({**rows, "key": key, "data_digest": digest(content)}))
+        except ValueError:  # JSON cannot represent it
+            facts.write_text(json.dumps(rows))
+        store.inspect(key)
 
-    plain = st.dictionaries(st.sampled_from(["facts", "seal", "memory"]) | st.text(), st.just(1) | JSON, max_size=3)
+    plain = st.dictionaries(st.sampled_from(["facts", "checksum", "memory"]) | st.text(), st.just(1) | JSON, max_size=3)
     fuzz(st.tuples(plain, st.binary(max_size=64)), read)
 
 
 def test_requests():
     model = limpet.load("exact:words")
-    offer = schema.Offer(Stock({"exact:words": model}).facts(), available(), {"a": limpet.CRS(nfe=4)}, Limits())
-    shapes = schema.shapes(offer)
-    names = st.sampled_from(["model", "arm", "arms", "seed", "length", "prompt", "fixed", "n", "score"]) | st.text()
-    arm = st.dictionaries(st.sampled_from(["nfe", "spacing", "count", "budget"]), JSON).map(
-        lambda x: {"sampler": "crs", **x}
+    resources = Resources({"exact:words": model})
+    offer = schema.Offer(resources.facts(), available(), {"a": limpet.CRS(nfe=4)}, Limits())
+    names = st.sampled_from(["model", "sampler", "samplers", "seed", "length", "prompt", "fixed", "n", "score"])
+    sampler = st.dictionaries(st.sampled_from(["nfe", "spacing", "count", "budget"]), JSON).map(
+        lambda values: {"sampler": "crs", **values}
     )
-    bodies = st.dictionaries(names, JSON | arm, max_size=4).map(lambda value: json.dumps(value).encode()) | st.binary()
-    for shape in shapes.values():
-        fuzz(bodies, lambda body, shape=shape: schema.read(body, shape, offer))
+    objects = st.dictionaries(names | st.text(), JSON | sampler, max_size=4)
+    bodies = objects.map(lambda value: json.dumps(value).encode()) | st.binary()
+    for kind in schema.request_models(offer).values():
+        fuzz(bodies, lambda body, kind=kind: schema.read(body, kind, offer))

@@ -1,4 +1,4 @@
-"""gidd-unif and Sumi: parity with their transcription, who sees whom, the schedule, files, samplers, conformance."""
+"""gidd-unif and Sumi: parity with their transcriptions, attention masks, the schedule, files, samplers, conformance."""
 
 import json
 import math
@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from model_cases import tiktoken_like
-from model_cases import parted
 
 import limpet
 from limpet import conformance
 from limpet.cli import main
 from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
-from limpet.models import gidd, sumi, time_agnostic
+from limpet.models import WrappedDenoiser, gidd, sumi, time_agnostic
 from limpet.models.loading import load
-from limpet.recording.trajectory import Trajectory
-from test_check import failed, rows_of
-from model_cases import refused
+from model_cases import check, failed, features, parted, refused, tiktoken_like
 from time_agnostic_transcription import gidd as gidd_transcribed
 from time_agnostic_transcription import sumi as sumi_transcribed
 
@@ -86,7 +82,7 @@ def stored(folder):
 
 
 def clean_positions():
-    """A prefix, nothing, and scattered positions."""
+    """A prompt, nothing, and scattered positions."""
     clean = torch.zeros(3, 11, dtype=torch.bool)
     clean[0, :4], clean[2, [1, 5, 6, 10]] = True, True
     return clean
@@ -149,7 +145,7 @@ def test_time_changes_nothing(folder):
     assert torch.equal(model.logits(tokens, 1.0), model.logits(tokens, each))
 
 
-# Who sees whom
+# Which positions a query sees
 
 
 def test_a_prompt_sees_no_noise(tmp_path):
@@ -160,60 +156,55 @@ def test_a_prompt_sees_no_noise(tmp_path):
     one, other = (features(model, each, 0.5, lambda: None, clean) for each in (tokens, noise))
     assert torch.allclose(one[clean], other[clean], atol=1e-6)
     assert ((one - other)[~clean].abs().amax(-1) > 1e-3).all()
-    told, untold = one, features(model, tokens, 0.5)
-    assert (told - untold)[0].abs().max() > 1e-3
-    assert torch.allclose(told[1], untold[1], atol=1e-6)  # where nothing is clean, nothing is hidden
+    unmasked = features(model, tokens, 0.5)
+    assert (one - unmasked)[0].abs().max() > 1e-3
+    assert torch.allclose(one[1], unmasked[1], atol=1e-6)  # where nothing is clean, nothing is hidden
 
 
-class Heard(limpet.models.WrappedDenoiser):
-    """A model that notes what it was told."""
+class Recorder(WrappedDenoiser):
+    """A model that records which tokens it was given as clean."""
 
     def __init__(self, inner, clean_tokens):
         super().__init__(inner)
-        self.clean_tokens, self.heard = clean_tokens, []
+        self.clean_tokens, self.recorded = clean_tokens, []
 
-    def body_at(self, tokens, t, needed):
-        self.heard.append(None)
-        return self.inner.body_at(tokens, t, needed)
-
-    def body_told(self, tokens, t, needed, clean):
-        self.heard.append(clean.clone())
-        return self.inner.body_at(tokens, t, needed)
+    def backbone(self, inputs):
+        self.recorded.append(None if inputs.clean is None else inputs.clean.clone())
+        return self.inner.backbone(inputs._replace(clean=None))
 
 
 @pytest.mark.parametrize("sampler", [limpet.Native(nfe=6), limpet.CRS(nfe=6), limpet.Mend(nfe=6)])
-def test_samplers_say_what_is_clean_to_whoever_hears_it(sampler):
+def test_samplers_give_a_model_the_clean_tokens_that_it_wants(sampler):
     source = limpet.load("exact:chain")
-    given = {0: 3, 1: 4, 9: 5}
+    tokens = {0: 3, 1: 4, 9: 5}
     fixed = torch.zeros(2, 128, dtype=torch.bool)
-    fixed[:, list(given)] = True
-    outs, heard, visible = [], {}, []
-    for told in ("nothing", "given", "visible"):
-        model, visible = Heard(source, told), []
-        watch = lambda state, info, *_, seen=visible: seen.append(info.marks.get("visible"))  # noqa: E731
-        out = limpet.sample(model, sampler, n=2, fixed=given, batch_size=2, progress=watch)
-        outs.append(out)
-        heard[told] = model.heard
-        assert out.nfe == len(model.heard) == sampler.nfe
-    assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)  # a model that ignores it samples the same
-    assert heard["nothing"] == [None] * sampler.nfe
-    assert all(torch.equal(clean, fixed) for clean in heard["given"])
-    for clean, labels in zip(heard["visible"], visible, strict=True):
-        assert torch.equal(clean, fixed if labels is None else fixed | labels)
+    fixed[:, list(tokens)] = True
+    outs, recorded = [], {}
+    for kind in ("ignored", "fixed", "committed"):
+        model = Recorder(source, kind)
+        outs.append(limpet.sample(model, sampler, n=2, fixed=tokens, batch_size=2))
+        recorded[kind] = model.recorded
+        assert outs[-1].nfe == len(model.recorded) == sampler.nfe
+    assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)  # the model ignores it, and samples the same
+    assert recorded["ignored"] == [None] * sampler.nfe
+    assert all(torch.equal(clean, fixed) for clean in recorded["fixed"])
+    steps = limpet.steps(source, sampler, n=2, fixed=tokens)
+    for clean, step in zip(recorded["committed"], steps, strict=True):
+        visible = step.masks.get("visible")
+        assert torch.equal(clean, fixed if visible is None else fixed | visible)
     if isinstance(sampler, limpet.CRS):
-        assert heard["visible"][-1].sum() > fixed.sum()
+        assert recorded["committed"][-1].sum() > fixed.sum()
 
 
-def test_guidance_tells_of_no_prompt_where_it_hides_it():
-    model = Heard(limpet.load("exact:chain"), "given")
+def test_guidance_names_no_clean_tokens_where_it_hides_the_prompt():
+    model = Recorder(limpet.load("exact:chain"), "fixed")
     limpet.sample(model, limpet.samplers.find("guided")(nfe=4), n=1, prompt=[3, 4, 5])
-    assert [int(clean.sum()) for clean in model.heard] == [0, 3, 0, 3]
+    assert [int(clean.sum()) for clean in model.recorded] == [0, 3, 0, 3]
 
 
-def test_a_model_says_one_of_three():
-    model = Heard(limpet.load("exact:chain"), "everything")
+def test_clean_tokens_has_three_values():
     with pytest.raises(LimpetError, match="clean_tokens 'everything'; it takes"):
-        limpet.sample(model, limpet.Native(nfe=2), n=1)
+        limpet.sample(Recorder(limpet.load("exact:chain"), "everything"), limpet.Native(nfe=2), n=1)
 
 
 # The schedule
@@ -237,11 +228,11 @@ def test_the_schedule_is_even_between_its_log_odds():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_conformance(folder, precision):
     model = load(folder, device="cpu", precision=precision)
-    rows = rows_of(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
+    rows = check(model, "native", "crs", "mend", "gibbs", "gidd-adaptive")
     assert not failed(rows)
     assert conformance.verdict(model, rows).endswith("0 failed")
     found = {row.what: row.found for row in rows}
-    assert found["clean positions"].startswith("nothing to do" if model.clean_tokens == "nothing" else "largest")
+    assert found["clean positions"].startswith("not applicable" if model.clean_tokens == "ignored" else "largest")
 
 
 def test_the_command_ends_in_a_verdict(folder, capsys):
@@ -252,11 +243,11 @@ def test_the_command_ends_in_a_verdict(folder, capsys):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
-def test_samples_hold_their_prefix_count_their_calls_and_know_no_batch(folder, sampler):
+def test_samples_keep_their_prompt_count_their_calls_and_do_not_depend_on_the_batch(folder, sampler):
     model = load(folder, device="cpu")
     out = limpet.sample(model, sampler, n=4, prompt="The ", seed=3)
-    prefix = model.tokenizer.encode("The ")
-    assert (out.tokens[:, : len(prefix)] == torch.tensor(prefix)).all()
+    prompt = model.tokenizer.encode("The ")
+    assert (out.tokens[:, : len(prompt)] == torch.tensor(prompt)).all()
     assert out.nfe == 5
     assert not (out.tokens == model.tokenizer.special.get("mask", -1)).any()
     alone = limpet.sample(model, sampler, n=4, prompt="The ", seed=3, batch_size=1)
@@ -264,17 +255,19 @@ def test_samples_hold_their_prefix_count_their_calls_and_know_no_batch(folder, s
     assert all(text.startswith("The ") for text in out.texts)
 
 
-def test_a_recorded_path_is_told_what_a_sampled_one_is(folder, tmp_path):
-    """A viewer's denoiser passes on what is clean: its path ends in the tokens that were sampled."""
-    model, given = load(folder, device="cpu"), ["--prompt", "The ", "--n", "1", "--device", "cpu"]
-    record = str(tmp_path / "x.limpet")
-    arguments = ["sample", "--model", str(folder), "--sampler", "crs nfe=5", "--record", record, *given]
-    assert main.main([*arguments, "--precision", "float32"]) == 0
+def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
+    """Recording passes on which tokens are clean."""
+    model, record = load(folder, device="cpu"), str(tmp_path / "x.limpet")
+    options = ["--prompt", "The ", "--n", "1", "--device", "cpu", "--precision", "float32"]
+    command = ["sample", "--model", str(folder), "--sampler", "crs nfe=5", "--record", record]
+    assert main.main([*command, *options]) == 0
     expected = limpet.sample(model, limpet.CRS(nfe=5), n=1, prompt="The ").tokens[0]
-    assert Trajectory.load(Path(record)).frames[-1].state.tolist() == expected.tolist()
+    from limpet.recording.trajectory import Trajectory
+
+    assert Trajectory.load(Path(record)).frames[-1].tokens.tolist() == expected.tolist()
 
 
-def test_the_body_where_it_is_needed_is_the_body(folder):
+def test_the_backbone_at_some_positions_is_the_backbone(folder):
     model = load(folder, device="cpu")
     tokens, index = tokens_of(model), torch.tensor([0, 4, 12, 30])
     some = features(model, tokens, 0.5, lambda: index).flatten(0, 1)[index]
@@ -286,14 +279,14 @@ def test_the_body_where_it_is_needed_is_the_body(folder):
 
 @pytest.mark.parametrize("clean", [None, "some"])
 def test_layers_are_compiled_once_and_are_the_layers(folder, clean, monkeypatch):
-    """The program that a GPU runs, as the compiler's front end takes it down; kernels are made from it there alone."""
+    """The program that a GPU runs, as the front end of the compiler traces it."""
     model = load(str(folder))
     tokens = tokens_of(model)
     clean = None if clean is None else clean_positions()
     plain = features(model, tokens, 0.5, lambda: None, clean)
     monkeypatch.setattr(time_agnostic, "has_triton", lambda device: True)
-    taken_down = torch.compile(time_agnostic.everywhere, dynamic=False, backend="aot_eager")
-    monkeypatch.setattr(time_agnostic, "compiled", lambda: taken_down)
+    traced = torch.compile(time_agnostic.run_layer, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(time_agnostic, "compiled_layer", lambda: traced)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = features(model, tokens, 0.5, lambda: None, clean)
@@ -306,13 +299,13 @@ def test_parts_are_the_same_model(folder):
     assert load(parted(folder), device="cpu").digest == whole.digest
 
 
-def test_what_it_says_of_itself(folder):
+def test_the_attributes_of_a_model(folder):
     model = load(folder, device="cpu")
     assert (model.length, model.predicts, model.schedule.name) == (11, "leave-one-out", "clipped-snr -9 to 9")
     assert model.info["source"] == "folder"
     expected = {"gidd": {"eos": 1, "pad": 2, "mask": 3}, "sumi": {"eos": 1, "pad": 2}}[folder.name]
     assert model.tokenizer.special == expected
-    assert model.clean_tokens == {"gidd": "given", "sumi": "nothing"}[folder.name]
+    assert model.clean_tokens == {"gidd": "fixed", "sumi": "ignored"}[folder.name]
 
 
 def test_settings_are_in_the_digest(tmp_path):
@@ -322,7 +315,7 @@ def test_settings_are_in_the_digest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("config", "match"),
     [
         ({"noise_type": 0.0}, "noise_type 0.0, so its noise is in part the mask token"),
         ({"noise_type": math.nan}, "noise_type nan, so its noise"),
@@ -345,12 +338,12 @@ def test_settings_are_in_the_digest(tmp_path):
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
     ],
 )
-def test_a_config_that_is_not_gidds(tmp_path, said, match):
-    refused(gidd_folder(tmp_path / "m", said), match)
+def test_a_config_that_is_not_gidds(tmp_path, config, match):
+    refused(gidd_folder(tmp_path / "m", config), match)
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("config", "match"),
     [
         ({"num_key_value_heads": 4}, "6 heads of queries for 4 of keys"),
         ({"num_key_value_heads": 3}, r"misshapen: layers\.0\.self_attn\.k_proj"),
@@ -363,8 +356,8 @@ def test_a_config_that_is_not_gidds(tmp_path, said, match):
         ({"rope_theta": "x"}, "rope_theta 'x'"),
     ],
 )
-def test_a_config_that_is_not_sumis(tmp_path, said, match):
-    refused(sumi_folder(tmp_path / "m", said), match)
+def test_a_config_that_is_not_sumis(tmp_path, config, match):
+    refused(sumi_folder(tmp_path / "m", config), match)
 
 
 def test_what_a_config_must_say(tmp_path):

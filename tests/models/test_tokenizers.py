@@ -8,13 +8,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import TINY, random_network
 
 from limpet.errors import LimpetError
 from limpet.models import model_files
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.tokenizers import HuggingFaceTokenizer, read_tokenizer
+from model_cases import TINY, random_network
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -120,8 +120,9 @@ def test_no_tokenizer_and_a_broken_one(tmp_path):
 
 
 def test_a_model_keeps_its_tokenizer_through_saving(tmp_path):
-    own = small(tmp_path, "<|endoftext|>")
-    model = Duo(random_network(), tokenizer=Tokenizer(tokenizers.Tokenizer.from_str(own._tokens.to_str()), 53))
+    small(tmp_path, "<|endoftext|>")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    model = Duo(random_network(), tokenizer=HuggingFaceTokenizer(library, 53))
     model.save(tmp_path / "model")
     again = load(tmp_path / "model", device="cpu")
     assert again.tokenizer.encode("b c g") == [1, 2, 6]

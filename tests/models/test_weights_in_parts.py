@@ -9,31 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from model_cases import random_network, random_tokens
 
-from limpet.errors import LimpetError
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.model_files import INDEX
-from limpet.models.tensor_files import open_tensors, pack_rows, read_tensors
-from model_cases import hub_like, refused, same
+from limpet.models.tensor_files import pack_rows
+from model_cases import hub_like, parted, random_network, random_tokens, refused, same, write_index
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-def parted(folder, count=3):
-    """Deal the tensors of a folder's model.safetensors out to parts, as the hub's large models lie there."""
-    state = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    where = {name: f"model-{i % count + 1:05}-of-{count:05}.safetensors" for i, name in enumerate(state)}
-    for file in set(where.values()):
-        save_file({name: tensor for name, tensor in state.items() if where[name] == file}, folder / file)
-    write_index(folder, where)
-    return folder
-
-
-def write_index(folder, where):
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": where}))
 
 
 def listed(folder):
@@ -98,8 +81,8 @@ def test_a_part_lies_beside_its_index(folder, name):
 
 def test_missing_parts_are_named(folder):
     (folder / "model-00002-of-00003.safetensors").unlink()
-    said = refused(folder, "lists parts that are not there")
-    assert "(model-00002-of-00003.safetensors)" in said
+    sentence = refused(folder, "lists parts that are not there")
+    assert "(model-00002-of-00003.safetensors)" in sentence
 
 
 def test_every_tensor_lies_where_the_index_says_and_nowhere_else(folder):
@@ -130,8 +113,8 @@ def test_numbers_that_are_none_are_found_in_any_part(folder, value, dtype):
     state = {each: tensor.to(dtype) for each, tensor in load_file(part).items()}
     state[name][3, 4] = value
     save_file(state, part)
-    said = refused(folder, r"NaN or infinity in backbone\.blocks\.2\.mlp\.2\.weight")
-    assert said.startswith(str(part))
+    sentence = refused(folder, r"NaN or infinity in backbone\.blocks\.2\.mlp\.2\.weight")
+    assert sentence.startswith(str(part))
 
 
 def test_a_dtype_that_is_not_read_here_is_named(folder):
@@ -151,29 +134,9 @@ def test_torn_parts_and_indices_are_refused(tmp_path_factory, at, which):
     refused(folder, "is not a")
 
 
-def test_a_file_that_shrinks_after_it_was_opened_is_a_sentence(tmp_path):
-    path = tmp_path / "x.safetensors"
-    save_file({"a": torch.ones(1000)}, path)
-    unread = open_tensors(path)
-    with open(path, "r+b") as file:
-        file.truncate(2000)
-    with pytest.raises(LimpetError, match="has lost the bytes of a"):
-        unread["a"].read()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.uint8])
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
-def test_tensors_are_read_bit_for_bit(tmp_path, dtype, shape):
-    tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-    save_file({"before": torch.ones(3), "x": tensor, "after": torch.ones(2)}, tmp_path / "x.safetensors")
-    read = read_tensors(tmp_path / "x.safetensors")["x"]
-    assert (read.dtype, read.shape) == (dtype, tensor.shape)
-    assert torch.equal(read, tensor)
-
-
 MEASURE = """
 import sys
-from limpet.denoisers.catalog import load
+from limpet.models.loading import load
 def kib(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
 load(sys.argv[1], device="cpu", precision=sys.argv[3])

@@ -12,8 +12,8 @@ from limpet.paper.studies.trajectories import heldout
 from limpet.registry import from_file
 
 TOOL = Path(__file__).parents[2] / "tools" / "heldout.py"
-SPLIT, drawn, main, packed, pages = (
-    from_file(f"{TOOL}:{name}") for name in ("SPLIT", "drawn", "main", "packed", "pages")
+SPLIT, compress, held_out_text, main, pages = (
+    from_file(f"{TOOL}:{name}") for name in ("SPLIT", "compress", "held_out_text", "main", "pages")
 )
 
 
@@ -39,12 +39,12 @@ def test_pages_are_whole_paragraphs_from_a_third_of_the_way_in():
 
 
 def test_only_books_that_training_has_not_seen(tmp_path, capsys):
-    text = drawn(CORPUS, share=500)
+    text = held_out_text(CORPUS, 500)
     assert [part.split(":")[0] for part in text.strip().split("\n\n")] == ["first   20", "last    20"]
     source = tmp_path / "corpus.txt"
     source.write_text("\n\n".join(CORPUS) + "\n")
     assert main([str(source), "--out", str(tmp_path / "pages.xz")]) == 0
-    assert lzma.decompress((tmp_path / "pages.xz").read_bytes()).decode() == drawn(CORPUS)
+    assert lzma.decompress((tmp_path / "pages.xz").read_bytes()).decode() == held_out_text(CORPUS)
     assert main([str(source), "--out", str(tmp_path / "no" / "pages.xz")]) == 2
     assert "name another file" in capsys.readouterr().err
     assert main([str(tmp_path / "none.txt")]) == 2
@@ -55,7 +55,7 @@ def test_the_packaged_pages_are_such_pages():
     assert len(documents) == 15
     assert all(10_000 < len(document) <= 20_000 for document in documents)
     assert not any(line.strip() == "" for document in documents for line in document.split("\n"))
-    assert lzma.decompress(packed(heldout())).decode() == heldout()
+    assert lzma.decompress(compress(heldout())).decode() == heldout()
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])

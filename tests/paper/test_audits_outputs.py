@@ -1,4 +1,4 @@
-"""Studies of what comes out (final_step, values, storage) against the public sampler and distributions written out."""
+"""Studies of outputs (final-step, values, storage) against the public sampler and distributions written out."""
 
 from __future__ import annotations
 
@@ -12,61 +12,49 @@ from test_audits_singleton import SOURCE
 import limpet
 import literal
 from limpet.errors import LimpetError
-from limpet.experiments import Results, Shelf, Store, collect, run, units
-from limpet.experiments.executors import local
-from limpet.generation import begin
+from limpet.experiments import ModelCache, Results, Store, collect, local, resolve, run
+from limpet.generation import Inputs, context_of, rollout
 from limpet.models.loading import load
 from limpet.paper import studies
-from limpet.paper.studies import final_step, presets, storage, values
-from limpet.paper.studies.trajectories import Settings, opened, states
-from limpet.samplers import CRS, Native
-from limpet.samplers.context import State
-from limpet.samplers.crs import NEVER, Memory
+from limpet.paper.studies import preset, storage, values
+from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
+from limpet.samplers import CRS, Native, State
 
 WORDS, CHAIN = load("exact:words"), load("exact:chain")
-SMOKE = presets.preset("smoke")
-
-
-def study_of(module, preset):
-    return studies.study(module.__name__.rpartition(".")[2], preset)
+SMOKE = preset("smoke")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return Store(str(tmp_path_factory.mktemp("store")))
+def finished(tmp_path_factory):
+    """Computes a study on exact sources: its results, and the tokens of every cell and seed."""
+    store = Store(str(tmp_path_factory.mktemp("store")))
 
-
-@pytest.fixture(scope="module")
-def done(store):
-    """The studies on exact sources, done: their results, and the tokens of every cell and shard."""
-
-    def found(module, preset) -> tuple[Results, dict[str, list[torch.Tensor]]]:
-        study, shelf = study_of(module, preset), Shelf("cpu")
-        assert not run(study, store, local(shelf=shelf), shelf).failed
-        plan = units.resolve(study, shelf)
+    def compute(name, size) -> tuple[Results, dict[str, list[torch.Tensor]]]:
+        study, models = studies.study(name, size), ModelCache("cpu")
+        assert not run(study, store, local(models=models), models).failed
         tokens: dict[str, list[torch.Tensor]] = {}
-        for unit in plan.units:
-            if unit.cell in study.samples:
+        for unit in resolve(study, models).units:
+            if unit.cell in study.sample_cells:
                 tokens.setdefault(unit.cell.name, []).append(store.read(unit.key).tensors["tokens"].long())
         return collect(study, store), tokens
 
-    return found
+    return compute
 
 
 def nll(source, tokens) -> float:
     return -float(source.log_prob(tokens).mean()) / tokens.shape[1]
 
 
-def test_argmax_and_ancestral_share_the_path_and_rows_are_the_measures_of_their_tokens(done):
-    results, tokens = done(final_step, SMOKE)
+def test_both_final_steps_share_the_trajectory_and_rows_are_the_measures_of_their_tokens(finished):
+    results, tokens = finished("final-step", SMOKE)
     for p in (1.0, 0.9):
-        for end in ("sample", "argmax"):
-            cell, sampler = f"distilled/{p}/{end}", Native(nfe=4, top_p=p, final_step=end)
-            for shard, seed in enumerate((8200, 8210)):
-                made = limpet.sample(WORDS, sampler, 2, seed, first=SMOKE.apart).tokens
-                assert (tokens[cell][shard] == made).all()
-                assert results.values(cell, "ppl")[shard] == pytest.approx(np.exp(nll(WORDS, made)))
-        assert (tokens[f"distilled/{p}/ancestral"][0] != tokens[f"distilled/{p}/argmax"][0]).any()
+        for final_step in ("sample", "argmax"):
+            cell, sampler = f"distilled/{p}/{final_step}", Native(nfe=4, top_p=p, final_step=final_step)
+            for i, seed in enumerate((8200, 8210)):
+                drawn = limpet.sample(WORDS, sampler, 2, seed, first=SMOKE.final_step_first).tokens
+                assert (tokens[cell][i] == drawn).all()
+                assert results.values(cell, "ppl")[i] == pytest.approx(np.exp(nll(WORDS, drawn)))
+        assert (tokens[f"distilled/{p}/sample"][0] != tokens[f"distilled/{p}/argmax"][0]).any()
 
 
 @dataclass(frozen=True)
@@ -78,177 +66,159 @@ class Noisy(Native):
         return (*super().times[:-1], 0.6)
 
 
-def test_the_ancestral_rule_draws_from_the_restricted_posterior():
-    """One pre-terminal state many times over: chi-square at 1e-4 on each of its positions."""
-    *_, one = states(Native(nfe=6, top_p=0.9), opened(SOURCE, Settings(paths=1), 11))
-    assert one.call == 5
-    times = 20_000
-    sampler, ctx = Noisy(nfe=6, top_p=0.9, final_step="sample"), opened(SOURCE, Settings(paths=times), 11)
-    after, info = sampler.step(ctx, State(5, one.tokens.expand(times, -1)))
-    assert (after.call, info.t) == (6, 0.6)
+def test_a_sampled_final_step_draws_from_the_restricted_posterior():
+    """One state before the final step, many times over: chi-square at 1e-4 on each of its positions."""
+    sampler, times = Noisy(nfe=6, top_p=0.9), 20_000
+    *_, before = rollout(SOURCE, sampler, audit_inputs(SOURCE, AuditSettings(n=1), 11), stop=5)
+    start, inputs = State(5, before.tokens.expand(times, -1)), audit_inputs(SOURCE, AuditSettings(n=times), 11)
+    (step,) = rollout(SOURCE, sampler, inputs, start=start)
+    assert (step.state.call, step.t) == (6, 0.6)
     signal = SOURCE.schedule.signal(0.6)
-    probs = SOURCE.probs(one.tokens, signal.expand(1))[0]
+    probs = SOURCE.probs(before.tokens, signal.expand(1))[0]
     for i in range(3):
         own = probs[i].tolist()
         kept = literal.restricted(own, literal.nucleus(own, 0.9, "released"))
-        expected = np.array(literal.converted(kept, int(one.tokens[0, i]), 1 - float(signal)))
-        counts = np.bincount(after.tokens[:, i].numpy(), minlength=3)
+        expected = np.array(literal.converted(kept, int(before.tokens[0, i]), 1 - float(signal)))
+        counts = np.bincount(step.tokens[:, i].numpy(), minlength=3)
         assert literal.chi_square(counts, expected) > 1e-4
 
 
-def test_value_arms_are_the_public_sampler_with_replay(done):
-    results, tokens = done(values, SMOKE)
+def test_cells_of_values_are_the_public_sampler_with_replay(finished):
+    results, tokens = finished("values", SMOKE)
     crs = CRS(nfe=8)
-    for shard, seed in enumerate((8200, 8210)):
+    for i, seed in enumerate((8200, 8210)):
         recorded = limpet.sample(WORDS, crs, 4, seed)
-        for arm in {**values.ARMS, **values.REFRESHED}:
-            made = limpet.sample(WORDS, crs.replace(values=arm), 4, seed, replay=recorded.memory).tokens
-            assert (tokens[arm][shard] == made).all(), arm
-            assert results.values(arm, "ppl")[shard] == pytest.approx(np.exp(nll(WORDS, made))), arm
-            if arm == "argmax":  # replaying its own positions, the argmax run is itself
-                assert (made == recorded.tokens).all()
+        for name in {**values.VALUES, **values.REFRESHED}:
+            drawn = limpet.sample(WORDS, crs.replace(values=name), 4, seed, replay=recorded.memory).tokens
+            assert (tokens[name][i] == drawn).all(), name
+            assert results.values(name, "ppl")[i] == pytest.approx(np.exp(nll(WORDS, drawn))), name
+            if name == "argmax":  # a run that replays its own positions is itself
+                assert (drawn == recorded.tokens).all()
 
 
-def walked(source, sampler, n, seed, recorded):
-    """Every call of a replay that stores labels: the state before, the state after, and what it saw and did."""
-    ctx = opened(source, Settings(paths=n), seed)
-    state = begin(sampler, ctx, recorded)
-    while state.call < sampler.nfe - 1:
-        after, info = sampler.step(ctx, state)
-        yield state.memory, after.memory, info
-        state = after
+def replay_inputs(source, n: int, seed: int, recorded) -> Inputs:
+    return replace(audit_inputs(source, AuditSettings(n=n), seed), replay=recorded)
 
 
-def test_second_nucleus_and_refreshed_labels_are_what_their_names_say():
-    """One call by hand: labels from the exact distribution of its input."""
-    crs = CRS(nfe=8, budget=4.0)
-    recorded = limpet.sample(WORDS, crs, 3, 1).memory
+def replayed(source, sampler, n: int, seed: int, recorded):
+    """Every step of a replay that commits tokens, and the committed tokens before it."""
+    before = torch.zeros(n, source.length, dtype=torch.long)
+    for step in rollout(source, sampler, replay_inputs(source, n, seed, recorded), stop=sampler.nfe - 1):
+        yield before, step.state.memory[0], step
+        before = step.state.memory[0]
+
+
+def exact(source, step):
+    return source.probs(step.model_input, source.schedule.signal(step.t).expand(len(step.tokens)))
+
+
+def test_second_nucleus_and_refreshed_values_are_what_their_names_say():
+    """Call by call, from the exact distribution of the network's input."""
+    recorded = limpet.sample(WORDS, CRS(nfe=8, budget=4.0), 3, 1).memory
     for kind in ("second", "nucleus", "refreshed"):
-        for _, after, info in walked(WORDS, crs.replace(values=kind), 3, 1, recorded):
-            probs = WORDS.probs(info.input, WORDS.schedule.signal(info.t).expand(3))
+        for _, after, step in replayed(WORDS, CRS(nfe=8, budget=4.0, values=kind), 3, 1, recorded):
+            probs = exact(WORDS, step)
             ranked = probs.sort(dim=-1, descending=True).values  # ties are common here: compare masses, not tokens
-            for b, i in info.marks["chosen"].nonzero().tolist():
+            for b, i in step.masks["chosen"].nonzero().tolist():
                 own = probs[b, i].tolist()
-                label, top = int(after.labels[b, i]), int(probs[b, i].argmax())
+                token, top = int(after[b, i]), int(probs[b, i].argmax())
+                assert (token == top) == (kind == "refreshed")
                 if kind == "second":
-                    assert label != top
-                    assert own[label] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
+                    assert own[token] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
                 elif kind == "nucleus":
                     kept = literal.nucleus(own, 0.9, "released")
-                    assert label != top
-                    assert kept[label] or sum(kept) == 1
-                    assert sum(kept) > 1 or own[label] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
-                else:
-                    assert label == top
+                    assert kept[token] or sum(kept) == 1
+                    assert sum(kept) > 1 or own[token] == pytest.approx(float(ranked[b, i, 1]), rel=1e-12)
             if kind == "refreshed":
-                assert (after.labels == probs.argmax(-1))[info.marks["visible"]].all()
+                assert (after == probs.argmax(-1))[step.visible].all()
 
 
-def test_refreshing_in_turn_never_changes_two_neighbours():
-    recorded = limpet.sample(CHAIN, CRS(nfe=12), 4, 3).memory
-    moved = 0
-    for before, after, info in walked(CHAIN, CRS(nfe=12, values="refreshed-in-turn"), 4, 3, recorded):
-        changed = info.marks["visible"] & (after.labels != before.labels)
+def test_interleaved_and_half_rate_refreshing():
+    """Interleaved, no two neighbours change together; at half the rate, odd calls change nothing."""
+    recorded, moved = limpet.sample(CHAIN, CRS(nfe=12), 4, 3).memory, {"interleaved": 0, 0: 0, 1: 0}
+    for before, after, step in replayed(CHAIN, CRS(nfe=12, values="refreshed-interleaved"), 4, 3, recorded):
+        changed = step.visible & (after != before)
         assert not (changed[:, 1:] & changed[:, :-1]).any()
-        due = changed.nonzero()[:, 1] + info.call
-        assert (due % 2 == 0).all()
-        moved += int(changed.sum())
-    assert moved > 0
-
-
-def test_refreshing_half_as_often_leaves_odd_calls_alone():
-    recorded = limpet.sample(CHAIN, CRS(nfe=12), 4, 3).memory
-    moved = [0, 0]
-    for before, after, info in walked(CHAIN, CRS(nfe=12, values="refreshed-half"), 4, 3, recorded):
-        probs = CHAIN.probs(info.input, CHAIN.schedule.signal(info.t).expand(4))
-        visible = info.marks["visible"]
-        if info.call % 2 == 0:
-            assert (after.labels == probs.argmax(-1))[visible].all()
-        moved[info.call % 2] += int((visible & (after.labels != before.labels)).sum())
+        assert ((changed.nonzero()[:, 1] + step.call) % 2 == 0).all()
+        moved["interleaved"] += int(changed.sum())
+    for before, after, step in replayed(CHAIN, CRS(nfe=12, values="refreshed-half"), 4, 3, recorded):
+        if step.call % 2 == 0:
+            assert (after == exact(CHAIN, step).argmax(-1))[step.visible].all()
+        moved[step.call % 2] += int((step.visible & (after != before)).sum())
+    assert moved["interleaved"] > 0
     assert moved[0] > 0
     assert moved[1] == 0
 
 
-def test_changes_of_labels_are_counted_one_by_one():
-    arm = CRS(nfe=8, values="refreshed")
-    recorded = limpet.sample(CHAIN, CRS(nfe=8), 4, 3).memory
-    ctx = opened(CHAIN, Settings(paths=4), 3)
-    found = values.followed(arm, ctx, begin(arm, ctx, recorded))
+def counted(source, sampler, n, seed, recorded):
+    """What the probe counts from the start of a replay."""
+    inputs = audit_inputs(source, AuditSettings(n=n), seed)
+    return values.count_changes(sampler, source, inputs, sampler.replay(context_of(source, inputs), recorded))
+
+
+def test_changes_are_counted_one_by_one():
+    sampler, recorded = CRS(nfe=8, values="refreshed"), limpet.sample(CHAIN, CRS(nfe=8), 4, 3).memory
     history: dict[tuple[int, int], list[int]] = {}
     visible = 0
-    for _, after, info in walked(CHAIN, arm, 4, 3, recorded):
-        visible += int(info.marks["visible"].sum())
-        for b, i in (info.marks["chosen"] | info.marks["visible"]).nonzero().tolist():
-            labels = history.setdefault((b, i), [])
-            label = int(after.labels[b, i])
-            if not labels or labels[-1] != label:
-                labels.append(label)
-    replaced = sum(len(labels) - 1 for labels in history.values())
-    back = sum(labels[k] == labels[k - 2] for labels in history.values() for k in range(2, len(labels)))
-    assert found == (visible, replaced, back)
-    assert 0 < back < replaced
+    for _, after, step in replayed(CHAIN, sampler, 4, 3, recorded):
+        visible += int(step.visible.sum())
+        for b, i in (step.masks["chosen"] | step.visible).nonzero().tolist():
+            tokens = history.setdefault((b, i), [])
+            if not tokens or tokens[-1] != int(after[b, i]):
+                tokens.append(int(after[b, i]))
+    replaced = sum(len(tokens) - 1 for tokens in history.values())
+    reverted = sum(tokens[k] == tokens[k - 2] for tokens in history.values() for k in range(2, len(tokens)))
+    assert counted(CHAIN, sampler, 4, 3, recorded) == (visible, replaced, reverted)
+    assert 0 < reverted < replaced
 
 
-def test_the_probe_follows_the_arms_that_refresh(done):
-    """Its paths begin where warmup ends: they are those of a replay from the start."""
-    results, _ = done(values, SMOKE)
+def test_the_probe_follows_the_samplers_that_refresh(finished):
+    """Its trajectories begin where warmup ends: they are those of a replay from the start."""
+    results, _ = finished("values", SMOKE)
     for kind in values.REFRESHED:
-        arm, found = CRS(nfe=8, values=kind), []
-        for seed in (8200, 8210):
-            recorded = limpet.sample(WORDS, CRS(nfe=8), 4, seed).memory
-            ctx = opened(WORDS, Settings(paths=4), seed)
-            found.append(values.followed(arm, ctx, begin(arm, ctx, recorded)))
-        (replaced,), (back,) = (results.of(quantity, values=kind) for quantity in values.CHANGES)
+        found = [
+            counted(WORDS, CRS(nfe=8, values=kind), 4, seed, limpet.sample(WORDS, CRS(nfe=8), 4, seed).memory)
+            for seed in (8200, 8210)
+        ]
+        (replaced,), (reverted,) = (results.find(quantity, values=kind) for quantity in values.CHANGES)
         assert replaced.estimate.values.tolist() == [100 * one.replaced / one.visible for one in found]
         assert replaced.events == sum(one.visible for one in found)
-        assert back.estimate.values.tolist() == [100 * one.back / one.replaced for one in found]
-        assert back.events == sum(one.replaced for one in found)
+        assert reverted.estimate.values.tolist() == [100 * one.reverted / one.replaced for one in found]
+        assert reverted.events == sum(one.replaced for one in found)
 
 
-def test_results_from_before_our_own_arms_show_the_papers_table_alone(done):
-    results, _ = done(values, SMOKE)
-    page = results.study.show(results)
-    assert [table.name for table in page.tables] == ["values", "values-refreshed"]
-    assert [entries[0].text for entries in page.tables[1].groups[0]] == list(values.REFRESHED.values())
-    known = {name: measures for name, measures in results.cells.items() if not name.startswith("refreshed-")}
-    before = replace(results, cells=known, probes={})
-    shown = before.study.show(before)
-    assert shown.tables == page.tables[:1]
-    assert [claim.to_dict() for claim in shown.claims] == [claim.to_dict() for claim in page.claims]
-
-
-def test_final_only_returns_the_labels_that_it_never_saw(done):
-    _, tokens = done(storage, replace(SMOKE, nfe=12))
+def test_final_only_returns_the_tokens_that_its_network_never_saw(finished):
+    _, tokens = finished("storage", replace(SMOKE, nfe=12))
     for p in (1.0, 0.8):
-        sampler = CRS(nfe=12, top_p=0.9, late_top_p=p)
-        for shard, seed in enumerate((8200, 8210)):
-            crs = limpet.sample(WORDS, sampler, 4, seed)
-            native = limpet.sample(WORDS, Native(nfe=12, top_p=0.9, late_top_p=p), 4, seed).tokens
-            labels, committed_at = Memory(*crs.memory)
-            chosen = committed_at < NEVER
-            assert chosen.any()
-            found = {arm: tokens[f"{p}/{arm}"][shard] for arm in storage.ARMS}
+        common = {"nfe": 12, "top_p": 0.9, "late_top_p": p}
+        for i, seed in enumerate((8200, 8210)):
+            crs = limpet.sample(WORDS, CRS(**common), 4, seed)
+            native = limpet.sample(WORDS, Native(**common, final_step="argmax"), 4, seed).tokens
+            stored, committed_at = crs.memory
+            committed = committed_at < 12
+            assert committed.any()
+            found = {name: tokens[f"{p}/{name}"][i] for name in storage.SAMPLERS}
             assert (found["revisable"] == native).all()
-            assert (found["CRS"] == torch.where(chosen, labels, crs.tokens)).all()
-            assert (found["final-only"] == torch.where(chosen, labels, native)).all()
+            assert (found["CRS"] == torch.where(committed, stored, crs.tokens)).all()
+            assert (found["final-only"] == torch.where(committed, stored, native)).all()
             assert (found["final-only"] != found["CRS"]).any()
 
 
-def test_a_model_whose_law_is_unknown_needs_a_judge():
-    for module in (final_step, values, storage):
+def test_a_model_without_a_known_distribution_needs_a_judge():
+    for name in ("final-step", "values", "storage"):
         with pytest.raises(LimpetError, match="needs a judge"):
-            units.resolve(study_of(module, replace(SMOKE, distilled="mini", base="mini")), Shelf("cpu"))
+            resolve(studies.study(name, replace(SMOKE, distilled="mini", base="mini")), ModelCache("cpu"))
 
 
 def test_paper_preset_counts():
-    paper = presets.preset("paper")
-    assert len(paper.shards) == 4
-    for cell in study_of(final_step, paper).samples:
-        assert (cell.n, cell.sampler.nfe) == (16, 32)
-    assert {cell.sampler.top_p for cell in study_of(final_step, paper).samples} == {1.0, 0.9}
-    for cell in study_of(values, paper).samples:
-        assert (cell.n, cell.sampler.nfe) == (64, 64)
-    probe = study_of(values, paper).cells[-1]
-    assert (probe.settings.paths, probe.settings.nfe) == (64, 64)
-    for cell in study_of(storage, paper).samples:
-        assert (cell.n, cell.sampler.nfe, cell.sampler.top_p) == (64, 64, 0.9)
+    paper = preset("paper")
+    assert len(paper.seeds) == 4
+    sizes = {
+        name: {(cell.n, cell.sampler.nfe) for cell in studies.study(name, paper).sample_cells}
+        for name in ("final-step", "values", "storage")
+    }
+    assert sizes == {"final-step": {(16, 32)}, "values": {(64, 64)}, "storage": {(64, 64)}}
+    probe = studies.study("values", paper).cells[-1]
+    assert (probe.settings.n, probe.settings.nfe) == (64, 64)
+    assert {cell.sampler.top_p for cell in studies.study("final-step", paper).sample_cells} == {1.0, 0.9}
+    assert {cell.sampler.top_p for cell in studies.study("storage", paper).sample_cells} == {0.9}

@@ -1,4 +1,4 @@
-"""The singleton trace against the bridge written out, the nucleus by a full sort, and enumeration of every path."""
+"""Singleton events against the bridge written out, the nucleus by a full sort, and enumeration of every trajectory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import literal
-from audit_cases import audited
+from audit_cases import run_audit
+from limpet.generation import rollout
 from limpet.models.exact import Mixture
 from limpet.paper.studies import singleton
-from limpet.paper.studies.singleton import CERTAIN, Settings, largest_mass, trace
-from limpet.paper.studies.trajectories import opened
+from limpet.paper.studies.singleton import CERTAIN, SingletonSettings, largest_bridge_prob, singleton_events
+from limpet.paper.studies.trajectories import audit_inputs
 from limpet.samplers import Native
-from limpet.samplers.context import generate
 
 WORDS = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 1, 0]])
 SOURCE = Mixture(
@@ -34,18 +34,17 @@ STATES = np.array(list(itertools.product(range(3), repeat=3)))
     token=st.integers(0, 8),
     z=st.integers(0, 8),
 )
-def test_largest_mass_is_the_largest_of_the_bridge(size, high, share, token, z):
+def test_the_largest_probability_is_the_largest_of_the_bridge(size, high, share, token, z):
     token, z, low = token % size, z % size, high * share
     masses = [literal.bridge(y, token, z, 1 - low, 1 - high, size) for y in range(size)]
     signals = (torch.tensor(signal, dtype=torch.float64) for signal in (low, high))
-    found = largest_mass(torch.tensor(token), torch.tensor(z), *signals, size)
+    found = largest_bridge_prob(torch.tensor(token), torch.tensor(z), *signals, size)
     assert float(found) == pytest.approx(max(masses), rel=1e-9)
 
 
 def enumerated(nfe: int, p: float) -> dict[str, float]:
     """The expected shares, from the distribution of every state at every step and every transition between them."""
-    ctx = opened(SOURCE, Settings(paths=1), 0)
-    nodes = [ctx.signal(t) for t in Native(nfe=nfe, top_p=p).times]
+    nodes = [SOURCE.schedule.level(t) for t in Native(nfe=nfe, top_p=p).times]
     distributions = []
     for signal in nodes:
         signals = torch.full((len(STATES),), signal, dtype=torch.float64)
@@ -82,49 +81,55 @@ def enumerated(nfe: int, p: float) -> dict[str, float]:
     return {**shares, "singleton": sums["singleton"] / pairs, "singleton, last steps": sums["late"] / late}
 
 
-def test_trace_has_the_rates_of_enumeration():
-    """Five figures from 6000 paths, each within 4.5 standard errors of its expectation: fails by chance once in 3e4."""
-    nfe, p, paths = 6, 0.8, 6000
-    seen = trace(Native(nfe=nfe, top_p=p), opened(SOURCE, Settings(paths=paths), 7, trace=True))
-    single = seen["singleton"].double()
+def events(settings: SingletonSettings, p: float, seed: int) -> dict[str, torch.Tensor]:
+    inputs = audit_inputs(SOURCE, settings, seed, trace=True)
+    return singleton_events(Native(nfe=settings.nfe, top_p=p, final_step="argmax"), SOURCE, inputs)
+
+
+def test_events_have_the_rates_of_enumeration():
+    """Five rates from 6000 trajectories, each within 4.5 standard errors of its expectation."""
+    nfe, p, n = 6, 0.8, 6000
+    found = events(SingletonSettings(n=n, nfe=nfe), p, 7)
+    single = found["singleton"].double()
     exact = enumerated(nfe, p)
     assert 0.2 < exact["singleton"] < 0.9  # neither rare nor certain, or nothing would be tested
     counts = {
         "singleton": (single, torch.ones_like(single)),
         "singleton, last steps": (single[-2:], torch.ones_like(single[-2:])),
-        **{name: (single * seen[name], single) for name in ("next step", "final", "stochastic bridge")},
+        **{name: (single * found[name], single) for name in ("next step", "final", "stochastic bridge")},
     }
-    for name, (hits, of) in counts.items():
-        by_path, events = hits.sum((0, 2)), of.sum((0, 2))
-        rate = float(by_path.sum() / events.sum())
-        error = float((by_path - rate * events).std() / events.mean() / math.sqrt(paths))
+    for name, (hits, among) in counts.items():
+        by_sample, total = hits.sum((0, 2)), among.sum((0, 2))
+        rate = float(by_sample.sum() / total.sum())
+        error = float((by_sample - rate * total).std() / total.mean() / math.sqrt(n))
         assert rate == pytest.approx(exact[name], abs=4.5 * error + 1e-12), name
 
 
-def test_every_event_of_a_path_is_a_nucleus_of_one():
-    """Each pair of a short path: the distribution of its state, the nucleus by a full sort, and the argmax of later calls."""
-    sampler, ctx = Native(nfe=5, top_p=0.9), opened(SOURCE, Settings(paths=8), 3, trace=True)
-    seen = trace(sampler, ctx)
-    infos = [info for _, info in generate(sampler, ctx)]
-    tops = [SOURCE.probs(info.input, SOURCE.schedule.signal(info.t).expand(8)).argmax(-1) for info in infos]
-    for r, info in enumerate(infos[:-1]):
-        probs = SOURCE.probs(info.input, SOURCE.schedule.signal(info.t).expand(8))
+def test_every_event_is_a_nucleus_of_one():
+    """Every call of a short trajectory: the prediction, the nucleus by a full sort, and the argmax of later calls."""
+    settings = SingletonSettings(n=8, nfe=5)
+    found = events(settings, 0.9, 3)
+    sampler = Native(nfe=5, top_p=0.9, final_step="argmax")
+    steps = list(rollout(SOURCE, sampler, audit_inputs(SOURCE, settings, 3, trace=True)))
+    probs = [SOURCE.probs(step.model_input, SOURCE.schedule.signal(step.t).expand(8)) for step in steps]
+    tops = [one.argmax(-1) for one in probs]
+    for r in range(4):
         for b, i in itertools.product(range(8), range(3)):
-            kept = literal.nucleus(probs[b, i].tolist(), 0.9, "released")
-            assert bool(seen["singleton"][r, b, i]) == (sum(kept) == 1)
-        assert (seen["next step"][r] == (tops[r + 1] == tops[r])).all()
-        assert (seen["final"][r] == (tops[-1] == tops[r])).all()
+            kept = literal.nucleus(probs[r][b, i].tolist(), 0.9, "released")
+            assert bool(found["singleton"][r, b, i]) == (sum(kept) == 1)
+        assert (found["next step"][r] == (tops[r + 1] == tops[r])).all()
+        assert (found["final"][r] == (tops[-1] == tops[r])).all()
 
 
 def test_paper_preset_counts():
     preset = singleton.PRESETS["paper"]
     settings = preset.settings
-    assert (preset.shards, settings.paths, settings.nfe) == ((8200, 8210, 8220, 8230), 4, 64)
-    assert settings.masses == (0.8, 0.9)
-    result = audited(singleton, [SOURCE], settings, preset.shards)
-    for p in settings.masses:
-        (single,) = result.of("singleton", p=p)
+    assert (preset.seeds, settings.n, settings.nfe) == ((8200, 8210, 8220, 8230), 4, 64)
+    assert settings.top_ps == (0.8, 0.9)
+    result = run_audit(singleton, [SOURCE], settings, preset.seeds)
+    for p in settings.top_ps:
+        (single,) = result.find("singleton", p=p)
         assert single.events == 4 * 4 * 63 * SOURCE.length
-        assert result.of("singleton, last steps", p=p)[0].events == 4 * 4 * 10 * SOURCE.length
+        assert result.find("singleton, last steps", p=p)[0].events == 4 * 4 * 10 * SOURCE.length
         singles = round(sum(single.estimate.values / 100 * 4 * 63 * SOURCE.length))
-        assert result.of("final", p=p)[0].events == singles
+        assert result.find("final", p=p)[0].events == singles

@@ -10,14 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit_cases import audited, long_source, smoke, tiny_network
+from audit_cases import long_source, run_audit, run_smoke, tiny_network
 from limpet.errors import LimpetError
 from limpet.models.loading import load
 from limpet.paper.studies import temperature
-from limpet.paper.studies.temperature import TIE, Settings, audited_calls, fit, inverted, tempered, two_distributions
-from limpet.paper.studies.trajectories import opened, states
+from limpet.generation import rollout
+from limpet.paper.studies.temperature import (
+    TIE,
+    TemperatureSettings,
+    audited_calls,
+    fit,
+    inverted,
+    tempered,
+    with_and_without,
+)
+from limpet.paper.studies.trajectories import audit_inputs
 from limpet.samplers import CRS
-from limpet.samplers.crs import OPEN
 
 
 def log_probs_by_call(rows: int, size: int, seed: int, scale: float = 2.0) -> torch.Tensor:
@@ -31,7 +39,7 @@ def objective(log_mu: torch.Tensor, log_nu: torch.Tensor, beta: float) -> torch.
     return (log_mu.exp() * (log_mu - (powers / powers.sum(-1, keepdim=True)).log())).sum(-1)
 
 
-def test_a_tempered_law_is_recovered():
+def test_a_tempered_distribution_is_recovered():
     nu = log_probs_by_call(200, 12, seed=1)
     beta = torch.linspace(0.05, 6, 200, dtype=torch.float64)
     found = fit(tempered(nu, beta), nu)
@@ -58,7 +66,7 @@ def test_the_fit_is_the_minimum_of_a_convex_objective():
     assert (found.residual <= found.divergence + 1e-12).all()
 
 
-def test_a_law_that_prefers_what_the_other_avoids_is_fitted_by_the_uniform_one():
+def test_a_distribution_that_prefers_what_the_other_avoids_is_fitted_by_the_uniform_one():
     nu = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
     found = fit(torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64).log(), nu)
     assert float(found.beta) == 0
@@ -105,54 +113,47 @@ def test_only_the_union_of_the_top_sets_is_searched():
     assert inverted(ranked[None], swapped[None]).all()
 
 
-def test_the_laws_are_those_of_the_denoiser_called_directly():
-    source = load("exact:words")
-    crs, path = CRS(nfe=16), opened(source, Settings(paths=3), 5, trace=True)
+def test_the_distributions_are_those_of_the_denoiser_called_directly():
+    source, crs = load("exact:words"), CRS(nfe=16)
     wanted = audited_calls(crs, 4)
     assert wanted == [6, 9, 11, 14]
-    for state in states(crs, path):
-        if state.call not in wanted:
-            continue
-        with_labels, without = two_distributions(crs, path, state, 8)
-        signal = source.schedule.signal(crs.times[state.call]).expand(3)
-        shown = torch.where(state.memory.committed_at < state.call, state.memory.labels, state.tokens)
-        distributions = source.probs(shown, signal), source.probs(state.tokens, signal)
-        open_ = state.memory.committed_at == OPEN
-        k = 0
+    steps = list(rollout(source, crs, audit_inputs(source, TemperatureSettings(n=3), 5, trace=True)))
+    for step, before in ((steps[call], steps[call - 1].state) for call in wanted):
+        pairs = torch.stack(with_and_without(step, before, 8)).exp()
+        signal, committed = source.schedule.signal(step.t).expand(3), before.memory.committed_at < step.call
+        shown = torch.where(committed, before.memory.committed_values, before.tokens)
+        exact = torch.stack([source.probs(tokens, signal) for tokens in (shown, before.tokens)])
+        rows = []
         for sample in range(3):
-            places = open_[sample].nonzero()[:, 0].tolist()
-            for rank in np.linspace(0, len(places) - 1, 8):
-                position = places[round(rank)]
-                assert torch.allclose(with_labels[k].exp(), distributions[0][sample, position], atol=1e-12)
-                assert torch.allclose(without[k].exp(), distributions[1][sample, position], atol=1e-12)
-                k += 1
-        assert k == len(with_labels) == 24
+            places = (~committed[sample]).nonzero()[:, 0].tolist()
+            rows += [exact[:, sample, places[round(rank)]] for rank in np.linspace(0, len(places) - 1, 8)]
+        assert torch.allclose(pairs, torch.stack(rows, 1), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["exact:words", "exact:chain", "tiny"])
 def test_the_empty_context_control_changes_nothing(name):
     model = tiny_network() if name == "tiny" else load(name)
-    result = smoke(temperature, model)
+    result = run_smoke(temperature, model)
     for quantity in ("control, top-rank change", "control, rank inversion"):
-        (row,) = result.of(quantity)
+        (row,) = result.find(quantity)
         assert row.events == 2 * 8
         assert row.estimate.mean == 0
-    (table,) = result.study.show(result).tables
+    (table,) = result.study.build_report(result).tables
     printed = {entries[1].text: entries[-1].text for entries in table.groups[0]}
     assert printed["control, rank inversion"] == ("0" if name == "tiny" else "")
-    assert result.of("divergence")[0].estimate.mean > 0
+    assert result.find("divergence")[0].estimate.mean > 0
 
 
 def test_paper_preset_counts():
     preset = temperature.PRESETS["paper"]
     settings = preset.settings
-    assert (len(preset.shards), settings.paths, settings.calls, settings.positions) == (4, 8, 7, 8)
+    assert (len(preset.seeds), settings.n, settings.calls, settings.positions) == (4, 8, 7, 8)
     assert audited_calls(CRS(nfe=settings.nfe), settings.calls) == [22, 29, 35, 42, 49, 55, 62]
-    result = audited(temperature, [long_source()], settings, preset.shards)
+    result = run_audit(temperature, [long_source()], settings, preset.seeds)
     assert {row.events for row in result.rows() if not row.quantity.startswith("control")} == {1792}
     assert {row.events for row in result.rows() if row.quantity.startswith("control")} == {4 * 8 * 8}
 
 
 def test_too_few_calls_are_refused():
     with pytest.raises(LimpetError, match="raise nfe"):
-        audited(temperature, [long_source()], Settings(paths=1, nfe=8, calls=7))
+        run_audit(temperature, [long_source()], TemperatureSettings(n=1, nfe=8, calls=7))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from limpet import CRS, Native
 from limpet.evaluation.statistics import mean_se
 from limpet.experiments import Results, Shelf, Store, Summary, units
-from limpet.models.model_files import MINIS
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.registry import from_file
 from limpet.training.data import encode, read_documents
 
@@ -50,9 +50,9 @@ def data(tmp_path: Path) -> Path:
     """A prepared corpus of a few held-out pages in the minis' own tokens."""
     folder = tmp_path / "data"
     folder.mkdir()
-    shutil.copy(MINIS / "mini" / "tokenizer.json", folder)
+    shutil.copy(BUILTIN_FOLDER / "mini" / "tokenizer.json", folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pages = [page[:4000] for page in read_documents([MINIS / "heldout.txt.xz"])[:4]]
+    pages = [page[:4000] for page in read_documents([BUILTIN_FOLDER / "heldout.txt.xz"])[:4]]
     facts = {"documents": 4, "tokens": 1_234_567, "bytes": sum(len(page.encode()) for page in pages), "copies": 0}
     for split in card.SPLITS:
         (folder / f"{split}.xz").write_bytes(lzma.compress(encode(tokenizer, pages).astype("<u2").tobytes()))
@@ -83,7 +83,7 @@ def test_the_study_has_every_row_once():
 @pytest.mark.parametrize("model", card.NAMES)
 def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, results, data, tmp_path):
     """Training, storage and the split of the books come from files that are here: those to the last digit."""
-    text = (MINIS / model / "README.md").read_text()
+    text = (BUILTIN_FOLDER / model / "README.md").read_text()
     books = {**BOOKS, "draws": 1} if model == "mini-judge" else BOOKS
     blocks = card.blocks_of(model, card.sample_blocks(results, REAL), [books, books], data)
     known = {*blocks, *(() if model == "mini-judge" else ("frontier",))}  # which tests/test_frontier.py holds
@@ -93,7 +93,7 @@ def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, resul
         if block in ("training", "storage"):
             assert content == committed
         assert masked(content) == masked(committed), block
-    page = Path(shutil.copy(MINIS / model / "README.md", tmp_path))
+    page = Path(shutil.copy(BUILTIN_FOLDER / model / "README.md", tmp_path))
     for block, content in blocks.items():
         card.put(page, block, content)
     filled = page.read_text()
@@ -103,7 +103,7 @@ def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, resul
 
 def test_the_committed_tables_bear_the_committed_findings_out():
     """From the rounded figures of the tables the ratios of the findings come out, as far as those carry."""
-    text = (MINIS / "mini" / "README.md").read_text()
+    text = (BUILTIN_FOLDER / "mini" / "README.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([\d.]+) ± ", between(text, "samples") + between(text, "calls"), re.M)
     ppl = {(arm, int(calls)): float(value) for arm, calls, value in rows}
     found = [float(value) for value in re.findall(r"has ([\d.]+) ±", between(text, "findings"))]
@@ -111,7 +111,7 @@ def test_the_committed_tables_bear_the_committed_findings_out():
     assert ppl["mini, CRS", 8] / ppl["mini, native", 8] == pytest.approx(found[1], abs=0.005)
     assert ppl["mini-distilled, native", 8] / ppl["mini, native", 8] == pytest.approx(found[2], abs=0.005)
     assert ppl["CRS", 64] == ppl["mini, CRS", 64]
-    distilled = (MINIS / "mini-distilled" / "README.md").read_text()
+    distilled = (BUILTIN_FOLDER / "mini-distilled" / "README.md").read_text()
     for block in ("calls", "findings", "data"):
         assert between(distilled, block) == between(text, block)
 
@@ -150,11 +150,11 @@ def test_the_whole_is_measured_and_printed(tmp_path, monkeypatch, capsys, result
     ran = []
     monkeypatch.setattr(card, "run", lambda study, store, *others, **options: ran.append((study, store)) or Summary())
     monkeypatch.setattr(card, "collect", lambda study, store: results)
-    before = {name: (MINIS / name / "README.md").read_bytes() for name in card.NAMES}
+    before = {name: (BUILTIN_FOLDER / name / "README.md").read_bytes() for name in card.NAMES}
     call = ["--n", "1", "--rows", "2", "--draws", "2", "--data", str(data), "--store", str(tmp_path / "card")]
     assert card.main([*call, "--device", "cpu", "--precision", "float32"]) == 0
     printed = capsys.readouterr()
-    assert {name: (MINIS / name / "README.md").read_bytes() for name in card.NAMES} == before
+    assert {name: (BUILTIN_FOLDER / name / "README.md").read_bytes() for name in card.NAMES} == before
     assert [study.cells[0].n for study, _ in ran] == [1]
     assert isinstance(ran[0][1], Store)
     assert printed.out.count("Measured in float32 on a CPU.") == 3

@@ -141,7 +141,7 @@ def test_backward_kl_is_zero_only_at_the_teacher() -> None:
     teacher = torch.randn(4, 6, dtype=torch.float64).log_softmax(-1)
     student = torch.randn(4, 6, dtype=torch.float64).log_softmax(-1)
     assert float(objectives.backward_kl(teacher, teacher).abs().max()) < 1e-14
-    wanted = torch.problems.kl_divergence(
+    wanted = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=student), torch.distributions.Categorical(logits=teacher)
     )
     torch.testing.assert_close(objectives.backward_kl(student, teacher), wanted)
@@ -165,7 +165,7 @@ def test_gamma_limits_fit_the_vocabulary() -> None:
 
 
 def test_the_argmax_at_two_times_is_that_of_the_whole_gaussian() -> None:
-    """The joint distribution of the states at two times, against V normals drawn in full (200,000 draws, 5 standard errors)."""
+    """Joint distribution of the states at two times, against V normals drawn in full (200,000; 5 standard errors)."""
     size, draws = 5, 200_000
     gammas = torch.tensor([-1.5, 0.5], dtype=torch.float64)
     x = torch.full((1, draws), 2)

@@ -147,14 +147,13 @@ def test_each_epoch_shows_every_chunk_once() -> None:
     stream = data.Stream(torch.arange(1, 1001), bytes=0, end=0)
     per_epoch = stream.count(12, 9) // 8
     epochs = [
-        torch.cat([loop.batch_rows(stream, 12, 8, 1, epoch * per_epoch + step) for step in range(per_epoch)])
-        for epoch in range(2)
+        torch.cat([stream.batch(12, 8, 1, epoch * per_epoch + step) for step in range(per_epoch)]) for epoch in range(2)
     ]
     for rows in epochs:
         assert rows[:, 1:-1].unique().numel() == per_epoch * 8 * 10  # no token twice
     assert sorted(epochs[0].tolist()) != sorted(epochs[1].tolist())  # cut at another offset
     with pytest.raises(LimpetError, match="do not fill"):
-        loop.batch_rows(stream, 12, 10**6, 1, 0)
+        stream.batch(12, 10**6, 1, 0)
 
 
 def test_the_rate_rises_holds_and_falls() -> None:
@@ -207,13 +206,15 @@ def test_distillation_moves_its_teacher_at_each_round(text: data.Text, teacher: 
 
 def test_held_out_bits_are_nats_over_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = data.Stream(torch.arange(1, 61), bytes=240, end=0)
-    network = duo.Network(duo.Shape(61, 12, 4, 1, 1, 4, 4))
-    monkeypatch.setattr(heldout, "token_nats", lambda network, rows, *noisy: rows)
+    network = duo.DuoNetwork(duo.DuoShape(61, 12, 4, 1, 1, 4, 4))
+    monkeypatch.setattr(heldout, "token_nats", lambda network, rows, *noisy, prompt: rows)
     found = heldout.held_out(network, stream)
     assert found.rows == 6
     assert found.nats == pytest.approx(sum(range(1, 61)) / 6 / 12)
     assert found.bits_per_byte == pytest.approx(sum(range(1, 61)) / math.log(2) / 240)
-    monkeypatch.setattr(heldout, "shown", lambda network, rows, noise: (torch.rand(len(rows), 1, generator=noise),))
+    monkeypatch.setattr(
+        heldout, "shown", lambda network, rows, noise, prompt: (torch.rand(len(rows), 1, generator=noise),)
+    )
     noisy = heldout.held_out(network, stream, draws=400)
     assert noisy.error == pytest.approx((1 / 12) ** 0.5 / (6 * 400) ** 0.5, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""`limpet bench`: what generations cost on this machine, beside bare forwards and the dense step."""
+"""`limpet bench`: what sampling costs on this machine, beside bare forwards and the dense step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from limpet.cli.common import DEFAULT_MODEL, Json, Somewhere, Where, err, show
+from limpet.cli.common import DEFAULT_MODEL, Json, Loading, LoadOptions, err, show
 from limpet.diffusion.backends import backends
 from limpet.errors import LimpetError
 from limpet.experiments import speed
-from limpet.models.duo import Duo, Shape
+from limpet.models.duo import Duo, DuoShape
 from limpet.models.model_files import usable_device
 
-COLUMNS = (  # of the table: head, what is in it, how it is written
-    ("batch", "batch", "{}"), ("nfe", "nfe", "{}"), ("", "what", "{}"), ("seconds", "seconds", "{:.3f}"),
-    ("of bare", "ratio", "{:.3f}"), ("peak GiB", "peak_gib", "{:.2f}"), ("tokens/s", "tokens_per_second", "{:,.0f}"),
-    ("head rows", "head_rows", "{:.3f}"),
-)  # fmt: skip
-FASTEST = Where(precision="auto")
+COLUMNS = {  # of the table: field -> title, format
+    "batch": ("batch", "{}"),
+    "nfe": ("nfe", "{}"),
+    "what": ("", "{}"),
+    "seconds": ("seconds", "{:.3f}"),
+    "ratio": ("of bare", "{:.3f}"),
+    "peak_gib": ("peak GiB", "{:.2f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "head_rows": ("head rows", "{:.3f}"),
+}
+FASTEST = LoadOptions(precision="auto")
 
 
 def run(
@@ -28,14 +33,14 @@ def run(
     nfe: tuple[int, ...] = (64, 8),
     batches: tuple[int, ...] | None = None,
     runs: int = 3,
-    where: Somewhere = FASTEST,
+    loading: Loading = FASTEST,
     compile: bool | None = None,
     threads: int | None = None,
     released: bool = False,
     arithmetic: bool = False,
     json: Json = False,
 ) -> None:
-    """Time whole generations, native, with top-p .9 and with CRS, in turns with as many bare forwards of the network.
+    """Time whole generations (native, top-p .9, CRS), alternately with as many bare forwards of the network.
 
     $ limpet bench
     $ limpet bench --model mini --batches 16 --nfe 64 --threads 2
@@ -45,23 +50,23 @@ def run(
     Args:
         model: any Duo network that `limpet sample` takes
         nfe: network calls of a generation
-        batches: samples computed at once; 16 on a CPU, 1 16 64 256 on a GPU unless told
-        runs: how many times each is timed; medians are printed
-        compile: compile the network of the bare forwards with torch.compile; on a GPU unless told
-        threads: of the processor; as many as there are unless told
+        batches: samples computed at once (default: 16 on a CPU, 1 16 64 256 on a GPU)
+        runs: how often each is timed; medians are printed
+        compile: compile the network of the bare forwards with torch.compile (default: on a GPU)
+        threads: of the processor (default: torch's own choice)
         released: also time the released sampler's dense float64 step, where it fits in memory
-        arithmetic: time only the step's arithmetic, with every backend, at the released vocabulary
+        arithmetic: time only the arithmetic of a step, with every backend, at the released vocabulary
     """
     if runs < 1:
-        raise LimpetError(f"runs is {runs}; time everything at least once")
+        raise LimpetError(f"runs is {runs}; it takes one or more")
     if threads is not None:
         torch.set_num_threads(threads)
-    place = usable_device(where.device)
+    device = usable_device(loading.device)
     if arithmetic:
-        return _arithmetic(str(place), json)
-    on_gpu = place.type == "cuda"
+        return _arithmetic(str(device), json)
+    on_gpu = device.type == "cuda"
     compile = on_gpu if compile is None else compile
-    denoiser = where.load(model)
+    denoiser = loading.load(model)
     if not isinstance(denoiser, Duo):
         raise LimpetError(f"{model} is no Duo network, so there are no bare forwards to compare with: name one that is")
     bare: speed.Forward = torch.compile(denoiser.network, dynamic=False) if compile else denoiser.network
@@ -73,24 +78,32 @@ def run(
             for name, cost in costs.items():
                 measured = asdict(cost) if cost else {"out of memory": True}
                 rows.append({"batch": batch, "nfe": calls, "what": name} | measured)
-    facts = {
-        "model": denoiser.name, "device": str(place), "precision": denoiser.precision, "bare compiled": compile,
-        "threads": torch.get_num_threads(), "torch": torch.__version__,
-    }  # fmt: skip
-    table = Table(title=", ".join(f"{name} {value}" for name, value in facts.items()), title_justify="left")
-    for head, _, _ in COLUMNS:
-        table.add_column(head, justify="right" if head else "left")
+    about = {
+        "model": denoiser.name,
+        "device": str(device),
+        "precision": denoiser.precision,
+        "bare compiled": compile,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    table = Table(title=", ".join(f"{name} {value}" for name, value in about.items()), title_justify="left")
+    for title, _ in COLUMNS.values():
+        table.add_column(title, justify="right" if title else "left")
     for row in rows:
-        shown = {"seconds": "out of memory"} if "out of memory" in row else {}
-        cells = (shown.get(key, "" if row.get(key) is None else form.format(row[key])) for _, key, form in COLUMNS)
-        table.add_row(*cells)
-    show(json, facts | {"rows": rows}, [table])
+        texts = {name: "" if row.get(name) is None else form.format(row[name]) for name, (_, form) in COLUMNS.items()}
+        if "out of memory" in row:
+            texts["seconds"] = "out of memory"
+        table.add_row(*texts.values())
+    show(json, about | {"rows": rows}, [table])
 
 
 def _arithmetic(device: str, json: bool) -> None:
-    """Logits given, a few steps of a native path: each backend's time, and how often the dense one's it is."""
-    shape = (1, 128, Shape().vocab_size)
-    taken = speed.arithmetic(backends(device), shape, steps=9, device=device)
-    rows = [{"step": name, "seconds": s, "times as fast as dense": taken["dense"] / s} for name, s in taken.items()]
+    """Print each backend's time for some steps of a native trajectory, and its speed over the dense one."""
+    shape = (1, 128, DuoShape().vocab_size)
+    seconds = speed.arithmetic(backends(device), shape, steps=9, device=device)
+    rows = [
+        {"step": name, "seconds": own, "times as fast as dense": seconds["dense"] / own}
+        for name, own in seconds.items()
+    ]
     lines = (f"{row['step']:<8} {row['seconds']:8.3f} s {row['times as fast as dense']:8.1f} x dense" for row in rows)
     show(json, {"batch, length, vocabulary": shape, "device": device, "rows": rows}, lines)

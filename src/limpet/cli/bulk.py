@@ -1,71 +1,125 @@
-"""What `limpet sample` does with a folder: shards that are made, or read against their seals."""
+"""`limpet bulk`: draw many samples into a folder of parts, resumably."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import Annotated, Literal
 
-from limpet.cli.common import On, Where, err, progress, show
-from limpet.cli.study import clock, placed, summed_up
-from limpet.experiments import Shelf, Store, bulk
-from limpet.experiments.bulk import Order
+import tyro
 
-QUIET = 30.0  # seconds between remarks on a long run, where nobody watches a bar
+from limpet.cli.common import (
+    DEFAULT_LOADING,
+    DEFAULT_MODEL,
+    SAMPLER_HELP,
+    Json,
+    Length,
+    Loading,
+    Model,
+    err,
+    progress,
+    show,
+)
+from limpet.cli.sample import parse_fixes
+from limpet.cli.study import DEFAULT_EXECUTING, Executing, clock, print_summary, resumable
+from limpet.errors import LimpetError
+from limpet.experiments import Store, bulk
+from limpet.experiments.bulk import BulkProgress, BulkRequest
+from limpet.files import read_prompts
+from limpet.generation import SEED
+from limpet.samplers import named_samplers
+
+QUIET = 30.0  # seconds between two lines of progress where there is no terminal for a bar
 
 
-def make(
-    order: Order,
-    folder: str,
-    where: Where,
-    on: On,
-    workers: int | None,
-    address: str | None,
-    threads: int | None,
-    json: bool,
+def run(
+    folder: Annotated[str, tyro.conf.Positional],
+    /,
+    model: Model = DEFAULT_MODEL,
+    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "crs",
+    nfe: int = 64,
+    n: int = 1000,
+    prompt: str | None = None,
+    prompts: str | None = None,
+    fix: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    length: Length = None,
+    seed: int = SEED,
+    batch_size: int | None = None,
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    part_size: int | None = None,
+    executing: Executing = DEFAULT_EXECUTING,
+    loading: Loading = DEFAULT_LOADING,
+    force: bool = False,
+    verify: bool = False,
+    json: Json = False,
 ) -> int:
-    """Make the shards that are missing; where there is no terminal for a bar, say now and then how far it is."""
-    shelf, store = Shelf(where.device if on == "local" else "cpu", where.resolved, where.which), Store(folder)
-    place, threads = placed(on, workers, address, where.device, threads, shelf)
-    begun = spoken = time.monotonic()
-    with progress(f"{order.model} into {folder}") as update:
+    """Draw many samples into a folder. Each part of it appears whole or not at all.
 
-        def tell(now: bulk.Pace) -> None:
-            nonlocal spoken
+    The same command resumes an interrupted run. Several of them on one folder share the work, and a larger --n adds
+    samples.
+
+    $ limpet bulk samples --n 1000000 --on processes --workers 8
+    $ limpet bulk samples --sampler "mend nfe=16" --n 2000 --format parquet
+    $ limpet bulk s3://bucket/samples --n 16 --prompts prompts.jsonl --on ray
+    $ limpet bulk samples --verify
+
+    Args:
+        folder: a folder, or any address that fsspec knows
+        nfe: network calls for each sample, where the sampler does not set its own
+        n: how many samples; of each prompt, if there are prompts
+        prompt: text that every sample begins with
+        prompts: a file of prompts: one on each line, or JSON lines with "prompt" or "text"
+        fix: POSITION=WORDS, as for `limpet sample`; can be repeated
+        seed: the same seed gives the same samples, whatever the parts and batches
+        batch_size: samples computed at once
+        format: of the parts
+        part_size: samples in a part (default: by their number)
+        force: replace the samples of another request in the folder
+        verify: read every part and check it against its checksum; nothing is sampled
+    """
+    if verify:
+        return _verify(folder, json)
+    ((_, chosen),) = named_samplers([sampler], nfe).items()
+    if prompt is not None and prompts is not None:
+        raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
+    texts = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
+    fixed = parse_fixes(fix)
+    request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
+    models, store = executing.models(loading), Store(folder)
+    executor, threads = executing.executor(loading.device, models)
+    begun = printed = time.monotonic()
+    with progress(f"{model} into {folder}") as update, resumable("part"):
+
+        def on_progress(now: BulkProgress) -> None:
+            nonlocal printed
             if now.event is not None and now.event.error is not None:
                 err.print(f"{now.event.unit.name} failed: {now.event.error}", style="red", markup=False)
-            left = "" if now.left is None else f" · {clock(now.left)} left"
+            left = "" if now.seconds_left is None else f" · {clock(now.seconds_left)} left"
             detail = f"samples · {now.rate:,.1f}/s{left}"
             update(completed=now.done, total=now.total, detail=detail)
-            if not err.is_terminal and time.monotonic() - spoken > QUIET:
-                spoken = time.monotonic()
+            if not err.is_terminal and time.monotonic() - printed > QUIET:
+                printed = time.monotonic()
                 err.print(f"{now.done:,} of {now.total:,} {detail}", markup=False)
 
-        try:
-            summary = bulk.make(order, store, place, shelf, threads=threads, tell=tell)
-        except KeyboardInterrupt:
-            err.print("stopped: every finished shard is kept, and the same command goes on from there", markup=False)
-            raise
-    summed_up(store.path, "shards", summary, begun, ": run the same command again")
+        summary = bulk.generate(request, store, executor, models, threads=threads, force=force, on_progress=on_progress)
+    print_summary(store.path, "parts", summary, begun, ": run the same command again")
     show(json, asdict(summary), ())
     return int(bool(summary.failed))
 
 
-def verify(path: str, json: bool) -> int:
-    """Whether every shard that was asked for is there and whole."""
-    samples, shards, wrong = 0, 0, dict[str, str]()
-    with progress(f"reading {path}") as update:
-        for shard in bulk.verify(Store(path)):
-            shards += 1
-            update(completed=shards, detail="shards")
-            if shard.wrong:
-                wrong[shard.name] = shard.wrong
+def _verify(folder: str, json: bool) -> int:
+    """Whether every part that was asked for is there and whole."""
+    samples, parts, damaged = 0, 0, dict[str, str]()
+    with progress(f"reading {folder}") as update:
+        for part in bulk.verify(Store(folder)):
+            parts += 1
+            update(completed=parts, detail="parts")
+            if part.damage:
+                damaged[part.name] = part.damage
             else:
-                samples += shard.samples
-    lines = [f"{name}: {what}" for name, what in wrong.items()]
-    lines.append(f"{path}: {samples:,} samples in {shards - len(wrong)} of {shards} shards are as they were written")
-    lines += ["the command that made them makes the others again"] if wrong else []
-    show(json, {"path": path, "samples": samples, "shards": shards, "wrong": wrong}, lines)
-    return int(bool(wrong))
-
-
-__all__ = ["Order", "make", "verify"]
+                samples += part.samples
+    lines = [f"{name}: {damage}" for name, damage in damaged.items()]
+    lines.append(f"{folder}: {samples:,} samples in {parts - len(damaged)} of {parts} parts are as they were written")
+    lines += ["the command that wrote them computes the others again"] if damaged else []
+    show(json, {"folder": folder, "samples": samples, "parts": parts, "damaged": damaged}, lines)
+    return int(bool(damaged))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +16,11 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN as BUILTIN_JUDGE
 from limpet.evaluation.judges import Judge, has_builtin, load_judge
 from limpet.models import Denoiser
-from limpet.models.duo import Precision
 from limpet.models.loading import load
-from limpet.samplers import Sampler, parse
+from limpet.models.networks import Precision
 from limpet.samplers.builtin import BUILTIN as BUILTIN_SAMPLERS
 
 # Results. A pipe has no width of its own, and a table must not be cut to fit one.
@@ -104,22 +101,6 @@ SAMPLER_HELP = (
     "`limpet samplers NAME` lists the parameters"
 )
 SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SAMPLER_HELP)]
-
-
-def named_samplers(texts: Sequence[str], nfe: int | None = None) -> dict[str, Sampler]:
-    """The samplers of `--sampler`, by caption. nfe: network calls of those that do not set their own."""
-    parsed = [(text, *parse(text, nfe=nfe)) for text in texts]
-    count = Counter(caption for _, caption, _ in parsed)
-    found: dict[str, tuple[str, Sampler]] = {}
-    for text, caption, sampler in parsed:
-        caption = caption if count[caption] == 1 else f"{caption} nfe={sampler.nfe}"
-        if caption in found:
-            raise LimpetError(
-                f"the samplers {found[caption][0]!r} and {text!r} are both {caption!r}: change one, or give it a "
-                f'caption, as in "other: {text.partition(": ")[2] or text}"'
-            )
-        found[caption] = text, sampler
-    return {caption: sampler for caption, (_, sampler) in found.items()}
 
 
 def has_native_bfloat16() -> bool:

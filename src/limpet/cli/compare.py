@@ -21,10 +21,11 @@ from limpet.cli.common import (
     show,
 )
 from limpet.evaluation import source_judge
-from limpet.evaluation.comparison import NFE, Comparison, N, compare, named_samplers
+from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
 from limpet.evaluation.judges import BUILTIN, load_judge
-from limpet.evaluation.tables import HEAD_WIDTH, Table
+from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
+from limpet.samplers import named_samplers
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
 
@@ -40,7 +41,7 @@ def run(
     judge: str | None = None,
     checker: str | None = None,
     batch_size: int | None = None,
-    where: Loading = DEFAULT_LOADING,
+    loading: Loading = DEFAULT_LOADING,
     texts: int = 1,
     json: Json = False,
 ) -> None:
@@ -62,10 +63,10 @@ def run(
         batch_size: samples that are computed at once
         texts: how many samples of each sampler to print side by side
     """
-    chosen = named_samplers(sampler or None, nfe)
-    denoiser = where.load(model)
+    chosen = named_samplers(sampler or SAMPLERS, nfe)
+    denoiser = loading.load(model)
     own_judge = source_judge(denoiser) if judge is None else None
-    scorer = own_judge or load_judge(judge or BUILTIN, where.device)
+    scorer = own_judge or load_judge(judge or BUILTIN, loading.device)
     with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * n) as tell:
 
         def report_for(name: str) -> Progress:
@@ -97,7 +98,7 @@ def side_by_side(result: Comparison, i: int) -> table.Table:
     return view
 
 
-def rich_table(content: Table, width: int | None) -> table.Table:
+def rich_table(content: ResultTable, width: int | None) -> table.Table:
     """A table for a terminal of a width; where it is too wide, each error is under its mean."""
     widths = [max(*map(len, column), HEAD_WIDTH) + 3 for column in zip(*content.rows, strict=True)]
     is_narrow = width is not None and sum(widths) + 1 > width

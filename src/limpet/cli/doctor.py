@@ -67,6 +67,7 @@ def required(extra: str) -> list[str]:
 
 
 def version(package: str) -> str | None:
+    """The installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -81,6 +82,7 @@ def _extra_text(extra: str, parts: dict[str, str | None]) -> str:
 
 
 def device_facts(device: str) -> dict[str, Any]:
+    """A device's name, and how it computes in bfloat16."""
     if device == "cuda":
         bfloat16 = "native" if torch.cuda.is_bf16_supported() else "none"
         return {"device": device, "name": torch.cuda.get_device_name(), "bfloat16": bfloat16}
@@ -89,6 +91,7 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 def generator_check(device: str) -> dict[str, Any]:
+    """The random number generator against its published answer."""
     a, b, c, d = torch.tensor([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], device=device)
     words = philox((a, b, c, d), (0xA4093822, 0x299F31D0))
     found = " ".join(f"{int(word):08x}" for word in words)
@@ -96,6 +99,7 @@ def generator_check(device: str) -> dict[str, Any]:
 
 
 def calls_check() -> dict[str, Any]:
+    """Whether a sampler makes as many network calls as it was asked for."""
     samples = sample(source("exact:words"), "crs nfe=6", n=1)
     return {"check": "network calls at nfe 6", "found": samples.nfe, "ok": samples.nfe == 6}
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from limpet import __version__
-from limpet.errors import LimpetError, Remark, unknown
+from limpet.errors import LimpetError, LimpetWarning, unknown_name
 
 COMMANDS = {  # in the order in which a user meets them
     "sample": "draw texts from a model",
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def remarked(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         """Print a remark of limpet as one line, without its place in the code."""
-        if issubclass(category, Remark):
+        if issubclass(category, LimpetWarning):
             print(f"limpet: {message}", file=sys.stderr)
         else:
             others(message, category, filename, lineno, *rest)
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(name: str, arguments: list[str], program: str = "limpet", commands: dict[str, str] = COMMANDS) -> Any:
     """Import a command's module and call it with its arguments."""
     if name not in commands:
-        raise unknown(f"{program} has no command", name, commands)
+        raise unknown_name(f"{program} has no command", name, commands)
     import tyro
 
     package = "limpet.cli" if program == "limpet" else "limpet.cli.paper"

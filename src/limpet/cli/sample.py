@@ -18,16 +18,15 @@ from limpet.cli.common import (
     Loading,
     Model,
     err,
-    named_samplers,
     progress,
 )
 from limpet.cli.common import out as printer
 from limpet.errors import LimpetError
-from limpet.files import read_prompts, write_whole
+from limpet.files import read_prompts, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
-from limpet.samplers import Sampler
+from limpet.samplers import Sampler, named_samplers
 
 
 def run(
@@ -90,7 +89,7 @@ def run(
     lines = samples.lines()
     if out is not None:
         try:
-            write_whole(out, lines)
+            write_file(out, lines)
         except LimpetError:
             print(lines, end="")  # they took time: they are not lost with the disk
             raise

@@ -18,7 +18,7 @@ from limpet.cli.compare import rich_table
 from limpet.errors import LimpetError
 from limpet.evaluation import Measure, SampleSet, ScoreCache, Scores, evaluate
 from limpet.evaluation.checkers import find_checker
-from limpet.evaluation.sample_sets import reading_mode
+from limpet.evaluation.sample_sets import reading_mode, sample_sets
 from limpet.evaluation.scores import measures_table
 from limpet.files import json_row, read_text
 
@@ -158,10 +158,9 @@ def run(
     reader = where.judge(judge)
     if real and reader is None:
         raise LimpetError("MAUVE compares features of a judge: name a judge")
-    all_sets = [one for part in sets for one in part]
+    all_sets = sample_sets([one for part in sets for one in part])
     if not all(one.ids is not None for one in all_sets):  # all files are read alike, so that they can be compared
         sets = [[replace(one, ids=None) for one in part] for part in sets]
-        all_sets = [one for part in sets for one in part]
     if reader is not None:
         convention = reading_mode(reader, all_sets, convention).convention  # type: ignore[assignment]
     options: dict[str, Any] = {

@@ -18,14 +18,13 @@ from limpet.cli.common import (
     RunOptions,
     SamplerTexts,
     err,
-    named_samplers,
 )
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.generation import sample
 from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
 from limpet.models.model_files import builtin_names
-from limpet.samplers import Sampler
+from limpet.samplers import Sampler, named_samplers
 from limpet.server.handlers import Resources
 from limpet.server.scheduler import Limits
 
@@ -62,7 +61,7 @@ def run(
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
-        extra(module, "serve")
+        import_extra(module, "serve")
     from limpet.server import workers
     from limpet.server.connections import Server
     from limpet.server.http import CALLS, application, listen

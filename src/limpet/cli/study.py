@@ -1,11 +1,12 @@
-"""`limpet study`: list, run, resume and report studies."""
+"""`limpet study`: run, resume and report a study of your own."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,99 +16,131 @@ import tyro
 from rich.markup import escape
 
 from limpet import experiments
-from limpet.cli.common import HERE, Json, On, Somewhere, err, progress, show
+from limpet.cli.common import DEFAULT_LOADING, ExecutorName, Json, Loading, err, progress, show
 from limpet.errors import LimpetError
-from limpet.experiments import Progress, Results, Shelf, Store, Study, Summary, report, study_files, units
-from limpet.experiments.executors import Place, local
-from limpet.experiments.executors.processes import processes
-from limpet.experiments.executors.ray import on_ray
-from limpet.paper import studies
-from limpet.paper.studies import PRESETS, STUDIES, study
+from limpet.experiments import (
+    Executor,
+    ModelCache,
+    Results,
+    RunProgress,
+    RunSummary,
+    Store,
+    Study,
+    local,
+    on_ray,
+    processes,
+    report,
+    study_files,
+)
 
 S = TypeVar("S")
 T = TypeVar("T")
+Action = Literal["run", "status", "report"]
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """Where units are computed: options of several commands."""
+
+    on: ExecutorName = "local"
+    """in this process, in processes (one for each GPU, or --workers), or on a Ray cluster"""
+    workers: int | None = None
+    """how many (default: one for each device)"""
+    address: str | None = None
+    """of a running Ray cluster (default: start one here)"""
+    threads: int | None = None
+    """of torch in each worker on the CPU"""
+
+    def models(self, loading: Loading) -> ModelCache:
+        """Where models are loaded. If workers load their own, these are only inspected and need no GPU."""
+        device = loading.device if self.on == "local" else "cpu"
+        return ModelCache(device, loading.resolved, loading.weight_options)
+
+    def executor(self, device: str | None, models: ModelCache) -> tuple[Executor, int | None]:
+        """The executor, and the number of threads of each worker."""
+        return choose_executor(self.on, self.workers, self.address, device, self.threads, models)
+
+
+Executing = Annotated[ExecutorOptions, tyro.conf.arg(name="")]
+DEFAULT_EXECUTING = ExecutorOptions()
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of every command that runs studies."""
+
+    store: str = "limpet-store"
+    """where results live: a folder, or any address that fsspec knows"""
+    part: str = "1/1"
+    """i/n computes the i-th of n parts, for any scheduler"""
+    executing: Executing = DEFAULT_EXECUTING
+    loading: Loading = DEFAULT_LOADING
+    from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """build reports again from the numbers of earlier reports, instead of the store"""
+    out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reports")
+    """where reports are written"""
+
+
+Options = Annotated[StudyOptions, tyro.conf.arg(name="")]
+DEFAULT_OPTIONS = StudyOptions()
 
 
 def run(
-    action: Annotated[Literal["list", "run", "status", "report"], tyro.conf.Positional],
-    name: Annotated[str, tyro.conf.Positional] = "all",
+    action: Annotated[Action, tyro.conf.Positional],
+    file: Annotated[Path, tyro.conf.Positional],
     /,
-    preset: str = "mini",
-    store: str = "limpet-store",
-    on: On = "local",
-    workers: int | None = None,
-    address: str | None = None,
-    shard: str = "1/1",
-    where: Somewhere = HERE,
-    n: int | None = None,
-    prompts: str | None = None,
-    threads: int | None = None,
-    from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
-    out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reports"),
+    options: Options = DEFAULT_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Run the paper's studies, or your own: every finished unit stays in the store and is never made again.
+    """Run a study of your own. Finished units stay in the store and are never computed again.
 
-    $ limpet study list
-    $ limpet study run nfe-scaling --preset mini
-    $ limpet study status nfe-scaling
-    $ limpet study report nfe-scaling
+    $ limpet study run my-study.toml
     $ limpet study run my-study.toml --on processes --workers 2
-    $ limpet study run all --preset paper --on ray --address auto \\
-        --store s3://bucket/store
-    $ limpet study run all --preset paper --shard 3/8
+    $ limpet study status my-study.toml
+    $ limpet study report my-study.toml
 
     Args:
-        action: list what there is; run, or go on with, a study; its status; its report
-        name: a study of the paper, a .toml file, or all
-        preset: paper, mini, mini-gpu or smoke; a .toml file has its own sizes
-        store: where results live: a folder, or any path that fsspec knows
-        on: in this process, in processes (one a GPU, or as many as --workers), or on a Ray cluster
-        workers: how many; as many as there are devices unless told
-        address: of a running Ray cluster; one is started here unless told
-        shard: i/n runs the i-th of n parts, for any scheduler
-        n: samples in a shard, in place of the preset's
-        prompts: a text file, one prompt a line, or JSON lines, for the fixed-prefix studies
-        threads: of torch in each worker on the CPU
-        from_folder: reports that were written before, to write them anew from their numbers instead of the store
-        out_folder: where reports are written
+        action: run or resume a study; show its status; write its report
+        file: a .toml file; docs/reproduce.md shows one
     """
-    if action == "list":
-        return _list(json)
-    # Where workers load their own models, these are only looked at: they need no GPU.
-    device = where.device
-    shelf = Shelf(device if on == "local" else "cpu", where.resolved, where.which)
-    names = list(STUDIES) if name == "all" else [name]
-    listed = [
-        study_files.load(one, shelf if action == "run" else None) if one.endswith(".toml") else
-        study(one, studies.preset(preset, n, prompts))
-        for one in names
-    ]  # fmt: skip
-    chosen = {units.name(one): one for one in listed}
-    place, threads = placed(on, workers, address, device, threads, shelf)
-    kept = Store(store)
+    models = options.executing.models(options.loading) if action == "run" else None
+    return run_action(action, [study_files.load(file, models)], options, json, models)
+
+
+def run_action(
+    action: Action, studies: Sequence[Study], options: StudyOptions, json: bool, models: ModelCache | None = None
+) -> int:
+    """Run studies, or print their status or their reports."""
+    store = Store(options.store)
     if action == "status":
-        return _status(kept, chosen, json)
+        return _status(store, studies, json)
     if action == "report":
-        return _report(kept, chosen, from_folder, out_folder, json)
-    part = _part(shard)
-    for one in listed:  # what is missing for the last is said before the first is begun
-        units.resolve(one, shelf)
-    summaries = {name: make(one, kept, place, shelf, part, threads) for name, one in chosen.items()}
+        return _report(store, studies, options, json)
+    part = _parse_part(options.part)
+    models = models or options.executing.models(options.loading)
+    executor, threads = options.executing.executor(options.loading.device, models)
+    for study in studies:  # what the last one lacks is reported before the first begins
+        experiments.resolve(study, models)
+    summaries = {study.full_name: compute(study, store, executor, models, part, threads) for study in studies}
     show(json, {name: asdict(summary) for name, summary in summaries.items()}, ())
     return int(any(summary.failed for summary in summaries.values()))
 
 
-def make(
-    one: Study, kept: Store, place: Place, shelf: Shelf, part: tuple[int, int] = (1, 1), threads: int | None = None
-) -> Summary:
-    """Make what the store does not hold yet of a study, and say how far that is and what came of it."""
+def compute(
+    study: Study,
+    store: Store,
+    executor: Executor,
+    models: ModelCache,
+    part: tuple[int, int] = (1, 1),
+    threads: int | None = None,
+) -> RunSummary:
+    """Compute what the store does not hold of a study, with progress on standard error."""
     begun = time.monotonic()
-    cells: set[str] = set()  # that are worked on
+    cells: set[str] = set()  # that units have been reported of
     with progress() as update:
 
-        def tell(now: Progress) -> None:
-            detail = f"units of {one.name}"
+        def on_progress(now: RunProgress) -> None:
+            detail = f"units of {study.name}"
             if (event := now.event) is not None:
                 cell = event.unit.name.rpartition(", seed ")[0]
                 if event.error is not None:
@@ -116,98 +149,105 @@ def make(
                     cells.add(cell)
                     if not err.is_terminal:
                         err.print(f"{cell}: {now.done} of {now.total} units", markup=False)
-                left = "" if now.left is None else f" · {clock(now.left)} left"
-                detail += f" · {len(cells)} cells worked on · {escape(cell)}{left}"
+                left = "" if now.seconds_left is None else f" · {clock(now.seconds_left)} left"
+                detail += f" · {len(cells)} cells · {escape(cell)}{left}"
             update(completed=now.done, total=now.total, detail=detail)
 
-        try:
-            summary = experiments.run(one, kept, place, shelf, part=part, threads=threads, tell=tell)
-        except KeyboardInterrupt:
-            err.print("stopped: every finished unit is kept, and the same command goes on from there", markup=False)
-            raise
-    summed_up(units.name(one), "units", summary, begun)
+        with resumable("unit"):
+            summary = experiments.run(
+                study, store, executor, models, part=part, threads=threads, on_progress=on_progress
+            )
+    print_summary(study.full_name, "units", summary, begun)
     return summary
 
 
-def summed_up(name: str, what: str, summary: Summary, begun: float, then: str = "") -> None:
-    """Say what came of a run: what was damaged, and how many were made, found and failed; `then` what to do."""
+@contextmanager
+def resumable(what: str) -> Iterator[None]:
+    """Say after Ctrl-C that nothing finished is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"stopped: every finished {what} is kept; the same command continues", markup=False)
+        raise
+
+
+def print_summary(name: str, what: str, summary: RunSummary, begun: float, advice: str = "") -> None:
+    """Print what a run did: which units were damaged, and how many were computed, found and failed."""
     for unit, damage in summary.damaged.items():
-        err.print(f"{unit} was damaged ({damage}) and made again", style="yellow", markup=False)
-    failed = f", {len(summary.failed)} failed{then}" if summary.failed else ""
-    spent = clock(time.monotonic() - begun)
-    said = f"{name}: {summary.made} {what} made, {summary.found} found{failed}, in {spent}"
-    err.print(said, markup=False, soft_wrap=True)
+        err.print(f"{unit} was damaged ({damage}) and is computed again", style="yellow", markup=False)
+    failed = f", {len(summary.failed)} failed{advice}" if summary.failed else ""
+    counts = f"{summary.computed} {what} computed, {summary.found} found{failed}"
+    err.print(f"{name}: {counts}, in {clock(time.monotonic() - begun)}", markup=False, soft_wrap=True)
 
 
-def _list(json: bool) -> int:
-    sizes = {name: preset.about for name, preset in PRESETS.items()}
-    lines = []
-    for title, rows in (("study", STUDIES), ("preset", sizes)):
-        wide = max(map(len, rows))
-        lines += [*(f"{name:<{wide}} {what}" for name, what in {title: "what it is", **rows}.items()), ""]
-    show(json, {"studies": STUDIES, "presets": sizes}, lines)
-    return 0
-
-
-def each(chosen: Mapping[str, S], find: Callable[[S], T]) -> list[T]:
-    """What is found of each of several; why nothing is of the others is said, and of a single one it is an error."""
+def for_each(named: Mapping[str, S], function: Callable[[S], T]) -> list[T]:
+    """The function's results. An error for one of several is printed; an error for a single one is raised."""
     found = []
-    for name, one in chosen.items():
+    for name, one in named.items():
         try:
-            found.append(find(one))
+            found.append(function(one))
         except LimpetError as error:
-            if len(chosen) == 1:
+            if len(named) == 1:
                 raise
             err.print(f"{name}: {error}", style="yellow", markup=False, soft_wrap=True)
     return found
 
 
-def written(found: list[Results], folder: Path, index: bool) -> list[Path]:
-    """A report of each in a folder of its own, and an index over all that lie there."""
+def write_reports(found: list[Results], folder: Path, with_index: bool) -> list[Path]:
+    """Write each report into a folder of its own, and an index over all that are there; returns the pages."""
 
-    def tell(remark: str) -> None:
-        err.print(remark, markup=False, soft_wrap=True)
+    def warn(sentence: str) -> None:
+        err.print(sentence, markup=False, soft_wrap=True)
 
-    among = index or (folder / "index.html").is_file()
-    pages = [report.write(results, folder / units.name(results.study), among, tell) for results in found]
-    if index:
-        pages.append(report.write_index([report.section(results) for results in found], folder))
+    in_index = with_index or (folder / "index.html").is_file()
+    pages = [report.write_report(results, folder / results.study.full_name, in_index, warn) for results in found]
+    if with_index:
+        pages.append(report.write_index([report.index_entry(results) for results in found], folder))
     return pages
 
 
-def documents(found: list[Results]) -> list[dict[str, Any]]:
-    return [report.to_dict(results, report.shown(results)) for results in found]
+def report_documents(found: list[Results]) -> list[dict[str, Any]]:
+    """Every number of each report."""
+    return [report.to_dict(results, report.content_of(results)) for results in found]
 
 
-def _status(kept: Store, chosen: dict[str, Study], json: bool) -> int:
-    found, lines = each(chosen, lambda one: experiments.status(kept, one)), []
+def _status(store: Store, studies: Sequence[Study], json: bool) -> int:
+    named = {study.full_name: study for study in studies}
+    found, lines = for_each(named, lambda study: experiments.status(store, study)), []
     for entry in found:
         lines.append(f"{entry['study']}: {entry['done']} of {entry['units']} units")
-        short = [cell for cell in entry["cells"] if cell["done"] < cell["units"]]
-        lines += [f"  {cell['name']}: {cell['done']} of {cell['units']}" for cell in short]
+        unfinished = [cell for cell in entry["cells"] if cell["done"] < cell["units"]]
+        lines += [f"  {cell['name']}: {cell['done']} of {cell['units']}" for cell in unfinished]
         lines += [f"  {unit} is damaged: {damage}" for unit, damage in entry["damaged"].items()]
     show(json, found, lines)
     return 0
 
 
-def _report(kept: Store, chosen: dict[str, Study], before: Path | None, folder: Path, json: bool) -> int:
-    """From the store, or from reports that were written before."""
-    found = each(
-        chosen, lambda one: report.read(one, before / units.name(one)) if before else experiments.collect(one, kept)
-    )
-    pages = written(found, folder, len(chosen) > 1)
-    show(json, documents(found), map(str, pages))
-    return int(len(found) < len(chosen))
+def _report(store: Store, studies: Sequence[Study], options: StudyOptions, json: bool) -> int:
+    def results_of(study: Study) -> Results:
+        if options.from_folder is not None:
+            return report.read_report(study, options.from_folder / study.full_name)
+        return experiments.collect(study, store)
+
+    found = for_each({study.full_name: study for study in studies}, results_of)
+    pages = write_reports(found, options.out_folder, len(studies) > 1)
+    show(json, report_documents(found), map(str, pages))
+    return int(len(found) < len(studies))
 
 
-def placed(
-    on: On, workers: int | None, address: str | None, device: str | None, threads: int | None, shelf: Shelf
-) -> tuple[Place, int | None]:
-    """Where units are worked, and with how many threads each: processes share this machine's cores."""
+def choose_executor(
+    on: ExecutorName,
+    workers: int | None,
+    address: str | None,
+    device: str | None,
+    threads: int | None,
+    models: ModelCache,
+) -> tuple[Executor, int | None]:
+    """The executor, and the number of threads of each worker: processes share this machine's cores."""
     if workers is not None and workers < 1:
         raise LimpetError(f"workers is {workers}; it takes one or more")
     if on == "local":
-        return local(device, shelf), threads
+        return local(device, models), threads
     if on == "ray":
         return on_ray(address, workers, device), threads
     devices = _devices(workers, device)
@@ -215,19 +255,20 @@ def placed(
 
 
 def _devices(workers: int | None, device: str | None) -> list[str | None]:
-    """One for each process: every GPU once, or the CPU as often as told."""
+    """The device of each process: the GPUs alternately, or the CPU."""
     gpus = torch.cuda.device_count() if device in (None, "cuda") else 0
     if gpus:
         return [f"cuda:{i % gpus}" for i in range(workers or gpus)]
     return [device] * (workers or os.cpu_count() or 1)
 
 
-def _part(shard: str) -> tuple[int, int]:
-    index, _, parts = shard.partition("/")
+def _parse_part(text: str) -> tuple[int, int]:
+    index, _, parts = text.partition("/")
     if not (index.isdigit() and parts.isdigit()):
-        raise LimpetError(f"shard is {shard!r}; it takes i/n, say 2/8")
+        raise LimpetError(f"part is {text!r}; it takes i/n, such as 2/8")
     return int(index), int(parts)
 
 
 def clock(seconds: float) -> str:
+    """Seconds as 1:02:03."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:")

@@ -12,8 +12,8 @@ import tyro
 from limpet.cli.common import Device, err, progress, show
 from limpet.errors import LimpetError
 from limpet.models.model_files import usable_device
+from limpet.training import datasets
 from limpet.training import recipe as recipes
-from limpet.training.data import open_text, prepare
 from limpet.training.loop import Progress, train
 
 
@@ -24,50 +24,47 @@ def run(
     device: Device = None,
     json: bool = False,
 ) -> None:
-    """Train a Duo model, its distillation, or a causal judge on any text files.
+    """Train a Duo model, its distillation, or a causal judge on text files.
 
-    The recipe is one TOML file; those of the built-in models are under recipes/minis. The text is tokenised once into
-    the recipe's data folder. A run that was stopped goes on from its last checkpoint; the finished folder can be
-    loaded by name of its path. The log, one JSON object a line, is beside the weights.
+    A recipe is one TOML file; those of the built-in models are in recipes/minis. The text is tokenised once, into the
+    recipe's data folder. The same command resumes an interrupted run. The log, one JSON object on each line, is beside
+    the weights; --model of other commands takes the path of the finished folder.
 
     $ limpet train recipes/minis/mini.toml --files stories.txt.xz
     $ limpet train recipe.toml --out runs/second --device cuda
 
     Args:
         recipe: the TOML file
-        files: UTF-8 texts, plain or .xz, documents apart by a blank line, or JSON lines; the recipe's own unless told
-        out_folder: where the model goes; the recipe's own folder unless told
+        files: UTF-8 texts, plain or .xz, with blank lines between documents, or JSON lines (default: the recipe's)
+        out_folder: where the model is written (default: the recipe's folder)
         json: print the last progress as one JSON document
     """
     plan = recipes.read(recipe)
-    if files:
+    if files:  # in place of the recipe's
         plan = replace(plan, data=replace(plan.data, files=[str(file) for file in files]))
     folder = out_folder or Path(plan.folder)
     if (folder / "model.safetensors").exists():
         raise LimpetError(f"{folder} holds a finished model: remove it or name another folder with --out")
-    data = plan.data
-    wanted: dict[str, object] = {"vocab_size": data.vocab_size, "validation": data.validation, "test": data.test}
-    text = open_text(Path(data.folder), wanted)
-    if text is None:
-        sources = [Path(file) for file in data.files]
-        for remark in prepare(sources, Path(data.folder), data.vocab_size, data.validation, data.test):
-            err.print(remark, markup=False)
-        text = open_text(Path(data.folder), wanted)
-        assert text is not None  # it was prepared just now
+    corpus = datasets.open_data(plan.data)
+    if corpus is None:
+        for message in datasets.prepare_data(plan.data):
+            err.print(message, markup=False)
+        corpus = datasets.open_data(plan.data)
+        assert corpus is not None  # it was written just now
     folder.mkdir(parents=True, exist_ok=True)
     last: list[Progress] = []
-    with (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as tell:
+    with (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as update:
 
         def report(now: Progress) -> None:
             last[:] = [now]
             log.write(jsonlib.dumps(asdict(now)) + "\n")
             log.flush()
-            held = "" if now.validation is None else f" · held out {now.validation:.4f}"
+            held_out = "" if now.validation is None else f" · held out {now.validation:.4f}"
             left = f"{now.seconds_left / 60:.1f} min left"
-            detail = f"step {now.step} · loss {now.loss:.4f}{held} · {now.tokens_per_second:,.0f} tokens/s · {left}"
-            tell(completed=round(now.fraction, 3), detail=detail)
+            detail = f"step {now.step} · loss {now.loss:.4f}{held_out} · {now.tokens_per_second:,.0f} tokens/s · {left}"
+            update(completed=round(now.fraction, 3), detail=detail)
             if now.validation is not None:
                 err.print(detail, markup=False)
 
-        train(plan, text, folder, usable_device(device), report)
+        train(plan, corpus, folder, usable_device(device), report)
     show(json, asdict(last[0]) if last else {}, [f"{plan.name} is in {folder}"])

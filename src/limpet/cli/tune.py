@@ -1,4 +1,4 @@
-"""`limpet tune`: the best parameters for one's own model, judge and number of calls."""
+"""`limpet tune`: the best parameters for a model, a judge and a number of network calls."""
 
 from __future__ import annotations
 
@@ -12,168 +12,178 @@ import tyro
 from rich.table import Table
 
 from limpet import registry
-from limpet.cli.common import HERE, Json, Length, Model, On, Somewhere, err, show
-from limpet.cli.study import make, placed
+from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, Model, err, show
+from limpet.cli.study import DEFAULT_EXECUTING, Executing, compute
 from limpet.errors import LimpetError
-from limpet.evaluation import scoring
+from limpet.evaluation import source_judge
 from limpet.evaluation.judges import BUILTIN
-from limpet.experiments import Judging, Results, Shelf, Store, Study, collect, figures
-from limpet.experiments.contents import number, signed
-from limpet.experiments.tuning import SPACE, Question, Tuned, tune
-from limpet.files import write_whole
+from limpet.experiments import JudgeSpec, Results, Store, Study, collect, figures, format_estimate, format_signed
+from limpet.experiments.tuning import SPACE, TuningConfig, TuningResult, tune
+from limpet.files import read_text, write_file
 
-ASKED = Question("")  # as it comes
-SPACES = f"""a sampler and values of its parameters, all crossed; several times for several samplers. Unless told:
-{SPACE}"""
+DEFAULTS = TuningConfig("")
+SPACE_HELP = f"""a sampler and values of its parameters, all combined; can be repeated for several samplers (default:
+{SPACE})"""
 
 
 def run(
     model: Annotated[Model, tyro.conf.Positional],
     /,
-    nfe: int = ASKED.nfe,
+    nfe: int = DEFAULTS.nfe,
     entropy: float | None = None,
-    tolerance: float = ASKED.tolerance,
-    space: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SPACES)] = (),
-    arms: int = ASKED.arms,
-    n: int = ASKED.n,
-    shards: int = ASKED.shards,
-    seed: int = ASKED.seed,
+    tolerance: float = DEFAULTS.tolerance,
+    space: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SPACE_HELP)] = (),
+    candidates: int = DEFAULTS.candidates,
+    n: int = DEFAULTS.n,
+    n_seeds: int = DEFAULTS.n_seeds,
+    seed: int = DEFAULTS.seed,
     length: Length = None,
     judge: str | None = None,
     store: str = "limpet-store",
-    on: On = "local",
-    workers: int | None = None,
-    address: str | None = None,
-    threads: int | None = None,
-    where: Somewhere = HERE,
+    executing: Executing = DEFAULT_EXECUTING,
+    loading: Loading = DEFAULT_LOADING,
     out_file: Annotated[Path, tyro.conf.arg(name="out")] = Path("tuned.toml"),
+    force: bool = False,
     json: Json = False,
 ) -> int:
-    """Find the parameters that lie farthest below the curve of top-p at equal entropy, by successive halving.
+    """Find the parameters with the lowest NLL against top-p at equal entropy, by successive halving.
 
-    Stopped at any moment, the same command goes on; the winner is measured again on seeds that no choice has seen.
+    The same command resumes an interrupted run. The winner is measured again on seeds that no choice has used.
 
     $ limpet tune mini --nfe 16
     $ limpet tune mini --nfe 16 --entropy 4.4 --out sharp.toml
     $ limpet tune ./my.py:factory --judge gpt2-large --n 32 --on processes
     $ limpet tune mini --space "mend late_top_p=.9,.8" --space "crs budget=.25,.5"
-    $ limpet compare --model mini --arm native --arm tuned.toml
+    $ limpet compare --model mini --sampler native --sampler tuned.toml
 
     Args:
-        nfe: network calls of every arm
-        entropy: the unigram entropy that is wanted; wherever the distance is largest unless told
-        tolerance: how far from it an arm's own may lie
-        arms: the most that are tried, spread evenly over the space; more of them hold the fewer
-        n: samples in a shard
-        shards: fresh ones, that the report is on; the last choice is made on as many or more
-        seed: the first, an even number; choices take even seeds and the report odd ones
-        judge: what scores the texts; unless told, the true distribution of an exact source, and mini-judge elsewhere
-        store: where results live, as for `limpet study`: nothing is made twice
-        on: in this process, in processes (one a GPU, or as many as --workers), or on a Ray cluster
-        workers: how many; as many as there are devices unless told
-        address: of a running Ray cluster; one is started here unless told
-        threads: of torch in each worker on the CPU
-        out_file: where the sampler is written, for `--arm`; the figure stands beside it
+        nfe: network calls of every sampler
+        entropy: the wanted unigram entropy in nats (default: wherever the distance is largest)
+        tolerance: how far from it a sampler's own entropy may be
+        candidates: how many samplers are tried, spread evenly over the space
+        n: samples per seed
+        n_seeds: fresh seeds, which the report is on; the last choice uses as many or more
+        seed: the first, an even number; choices use even seeds and the report odd ones
+        judge: what scores the texts (default: an exact source's own distribution, else mini-judge)
+        store: where results live, as for `limpet study`: nothing is computed twice
+        out_file: where the sampler is written, for `--sampler`; the figure is written beside it
+        force: overwrite the result of another tuning
     """
     if out_file.suffix != ".toml" or not out_file.resolve().parent.is_dir():
-        raise LimpetError(f"out is {str(out_file)!r}; it takes a file that ends in .toml, in a folder that is there")
-    shelf = Shelf(where.device if on == "local" else "cpu", where.resolved, where.which)
-    known = judge is None and scoring.source_judge(shelf.model(model)) is not None
-    judges = () if known else (Judging(judge or BUILTIN),)
-    question = Question(model, nfe, judges, space or ASKED.spaces, arms, n, shards, entropy, tolerance, length, seed)
-    place, threads = placed(on, workers, address, where.device, threads, shelf)
-    kept = Store(store)
+        raise LimpetError(f"out is {str(out_file)!r}; it takes a file that ends in .toml, in a folder that exists")
+    models = executing.models(loading)
+    is_exact = judge is None and source_judge(models.model(model)) is not None
+    judges = () if is_exact else (JudgeSpec(judge or BUILTIN),)
+    spaces = space or DEFAULTS.spaces
+    config = TuningConfig(model, nfe, judges, spaces, candidates, n, n_seeds, entropy, tolerance, length, seed)
+    if out_file.exists() and not force and config.digest not in read_text(out_file, "name another file"):
+        raise LimpetError(
+            f"{out_file} exists and is of another tuning: name another file, or overwrite it with --force"
+        )
+    executor, threads = executing.executor(loading.device, models)
+    results = Store(store)
 
-    def measured(study: Study) -> Results:
-        for reason in make(study, kept, place, shelf, threads=threads).failed.values():
+    def measure(study: Study) -> Results:
+        for reason in compute(study, results, executor, models, threads=threads).failed.values():
             raise LimpetError(reason)
-        return collect(study, kept)
+        return collect(study, results)
 
-    found = tune(question, measured)
-    write_whole(out_file, written(found, out_file))
-    picture = _drawn(found, out_file.with_suffix(".svg"))
-    show(json, {**found.to_dict(), "files": [str(out_file), *picture]}, [
-        frontier(found), table(found), verdict(found), "", *commands(found, out_file), *picture
-    ])  # fmt: skip
+    found = tune(config, measure)
+    write_file(out_file, sampler_file(found, out_file))
+    figure = _write_figure(found, out_file.with_suffix(".svg"))
+    files = [str(out_file), *figure]
+    parts = [frontier_table(found), fresh_table(found), verdict(found), "", *commands(found, out_file), *figure]
+    show(json, {**found.to_dict(), "files": files}, parts)
     return 0
 
 
-def written(found: Tuned, path: Path) -> str:
-    """The winner as `--arm` takes it from a file, and where it comes from; a Python file by its place from there."""
-    name, rest = found.arm.split(" ", 1)
+def sampler_file(found: TuningResult, path: Path) -> str:
+    """The winner as a file that `--sampler` takes, with where it comes from.
+
+    A sampler's Python file is named by its path from there."""
+    name, rest = found.text.split(" ", 1)
     if registry.is_file(name):
         name = os.path.relpath(name, path.resolve().parent)
-    about = [f"{found.question.model}, judged by {', '.join(found.fresh.judges)}", *verdict(found).split("\n")]
-    return "".join(
-        [
-            *(f"# {' '.join(line.split())}\n" for line in about),
-            f"arm = {jsons.dumps(f'{name} {rest}', ensure_ascii=False)}\n",
-        ]
-    )
+    judges = ", ".join(found.fresh.judges)
+    about = [f"{found.config.model}, judged by {judges}; tuning {found.config.digest}", *verdict(found).split("\n")]
+    comments = [f"# {' '.join(line.split())}\n" for line in about]
+    return "".join([*comments, f"sampler = {jsons.dumps(f'{name} {rest}', ensure_ascii=False)}\n"])
 
 
-def verdict(found: Tuned) -> str:
-    """How far the winner, and its sampler as it comes, lie from what they are held against."""
+def verdict(found: TuningResult) -> str:
+    """Delta NLL of the winner, and of its sampler with default parameters, against top-p and CRS."""
     lines = []
-    for arm in dict.fromkeys((found.winner, found.plain)):
-        entropy, (top_p, crs) = found.fresh(arm, "entropy"), found.distances(arm).values()
+    for text in dict.fromkeys((found.winner, found.default)):
+        entropy, (top_p, crs) = found.fresh(text, "entropy"), found.distances(text).values()
         lines.append(
-            f"{arm}: at its entropy, {number(entropy, 3)}, NLL is {signed(top_p, 3)} against top-p with the better "
-            f"final step, {signed(crs, 3)} against CRS with labels copied"
+            f"{text}: at its entropy, {format_estimate(entropy, 3)} nats, delta NLL (nats/token, lower is better) is "
+            f"{format_signed(top_p, 3)} against top-p with the better final step, and {format_signed(crs, 3)} against "
+            "CRS that keeps committed tokens"
         )
-    wanted, tolerance = found.question.entropy, found.question.tolerance
+    wanted, tolerance = found.config.entropy, found.config.tolerance
     off = 0.0 if wanted is None else found.fresh(found.winner, "entropy").mean - wanted
     if abs(off) > tolerance:
         lines.append(f"on fresh seeds the winner's entropy is {off:+.3f} from {wanted:g}: give finer values, or more n")
     return "\n".join(lines)
 
 
-def commands(found: Tuned, path: Path) -> list[str]:
+def commands(found: TuningResult, path: Path) -> list[str]:
     """What to run with the winner."""
-    head = f"limpet compare --model {shlex.quote(found.question.model)} --nfe {found.question.nfe} --arm native"
-    return [f'{head} --arm "{found.arm}"', f"{head} --arm {shlex.quote(str(path))}"]
+    config = found.config
+    head = f"limpet compare --model {shlex.quote(config.model)} --nfe {config.nfe} --sampler native"
+    return [f'{head} --sampler "{found.text}"', f"{head} --sampler {shlex.quote(str(path))}"]
 
 
-def frontier(found: Tuned) -> Table:
-    """The arms that no other beat in both entropy and NLL."""
-    tried, counts = len(found.rungs[0]), ", ".join(f"{len(rung)} on {rung[0].shards}" for rung in found.rungs)
-    view = _table(
-        f"{found.question.model}, {found.question.nfe} calls: the frontier of {tried} arms",
-        f"as choices saw them, so the best look a little too good; arms on shards of {found.question.n}: {counts}",
-        "arm", "shards", "entropy", "NLL", "less top-p",
-    )  # fmt: skip
+def frontier_table(found: TuningResult) -> Table:
+    """The candidates that no other beats in both entropy and NLL."""
+    tried, counts = len(found.rungs[0]), ", ".join(f"{len(rung)} on {rung[0].seeds}" for rung in found.rungs)
+    table = _table(
+        f"{found.config.model}, {found.config.nfe} network calls: the best of {tried} samplers",
+        "measured on the seeds of the choices, so the best look a little too good; samplers on seeds of "
+        f"{found.config.n} samples: {counts}",
+        "sampler",
+        "seeds",
+        "entropy (nats)",
+        "NLL (nats/token, lower is better)",
+        "delta NLL against top-p",
+    )
     for one in found.frontier():
-        gap = "n/a" if one.less != one.less else f"{one.less:+.3f}"
-        view.add_row(one.arm, str(one.shards), f"{one.entropy:.3f}", f"{one.nll:.3f}", gap)
-    return view
+        delta = "n/a" if one.delta_nll != one.delta_nll else f"{one.delta_nll:+.3f}"
+        table.add_row(one.sampler, str(one.seeds), f"{one.entropy:.3f}", f"{one.nll:.3f}", delta)
+    return table
 
 
-def table(found: Tuned) -> Table:
-    """The winner on fresh seeds, beside its sampler as it comes, the curves and the paper's CRS."""
-    fresh, question = found.fresh, found.question
-    view = _table(
-        f"on fresh seeds: {len(question.fresh)} shards of {question.n} samples",
-        f"judged by {', '.join(fresh.judges)}; mean and standard error over shards", "arm", "NLL", "entropy", "rep-4",
-    )  # fmt: skip
+def fresh_table(found: TuningResult) -> Table:
+    """The winner on fresh seeds, beside its sampler with default parameters, the curves and the paper's CRS."""
+    fresh, config = found.fresh, found.config
+    table = _table(
+        f"on fresh seeds: {len(config.fresh_seeds)} seeds x {config.n} samples",
+        f"judged by {', '.join(fresh.judges)}; mean and standard error over seeds",
+        "sampler",
+        "NLL (nats/token, lower is better)",
+        "entropy (nats)",
+        "rep-4 (lower is better)",
+    )
     for name in fresh.cells:
-        values = [number(fresh(name, what), digits) for what, digits in (("nll", 3), ("entropy", 3), ("rep-4", 4))]
-        view.add_row(name, *values, style="bold" if name == found.winner else None)
-    return view
+        digits = {"nll": 3, "entropy": 3, "rep-4": 4}
+        values = [format_estimate(fresh(name, measure), count) for measure, count in digits.items()]
+        table.add_row(name, *values, style="bold" if name == found.winner else None)
+    return table
 
 
 def _table(title: str, caption: str, *heads: str) -> Table:
-    view = Table(title=title, caption=caption)
+    table = Table(title=title, caption=caption)
     for head in heads:
-        view.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head != "arm")
-    return view
+        table.add_column(head, justify="left" if head == "sampler" else "right", no_wrap=head == "seeds")
+    return table
 
 
-def _drawn(found: Tuned, path: Path) -> list[str]:
-    """The figure's file; without matplotlib none, and that is said."""
+def _write_figure(found: TuningResult, path: Path) -> list[str]:
+    """The path of the figure's file; without matplotlib there is none."""
     try:
-        picture = figures.draw(found.figure())["svg"]
+        drawing = figures.draw(found.figure())["svg"]
     except LimpetError as error:
         err.print(f"no figure: {error}", markup=False)
         return []
-    write_whole(path, picture)
+    write_file(path, drawing)
     return [str(path)]

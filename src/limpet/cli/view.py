@@ -9,7 +9,7 @@ import tyro
 
 from limpet.cli.common import err
 from limpet.errors import LimpetError
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, share_randomness
 
@@ -35,7 +35,7 @@ def run(
     if not files:
         raise LimpetError("there is nothing to view: name one or more trajectories (`limpet sample --record FILE`)")
     trajectories = [Trajectory.load(path) for path in files]
-    write_whole(out_file, page.self_contained(trajectories, title))
+    write_file(out_file, page.self_contained(trajectories, title))
     err.print(f"wrote {out_file}: open it in a browser", markup=False)
     if not share_randomness([trajectory.header for trajectory in trajectories]):
         err.print("the trajectories differ in model, seed, sample or length, so their randomness differs", markup=False)

@@ -1,4 +1,4 @@
-"""`limpet watch`: a sample comes into being in the terminal."""
+"""`limpet watch`: a sample takes shape in the terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from typing import Any
 import tyro
 from rich.live import Live
 
-from limpet.cli.common import DEFAULT_MODEL, HERE, Arms, Length, Model, Somewhere, arms, out
+from limpet.cli.common import (
+    DEFAULT_LOADING,
+    DEFAULT_MODEL,
+    Length,
+    Loading,
+    Model,
+    SamplerTexts,
+    out,
+)
 from limpet.errors import LimpetError
+from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
+from limpet.samplers import named_samplers
 
 
 def run(
@@ -21,45 +31,45 @@ def run(
     /,
     *,
     model: Model = DEFAULT_MODEL,
-    arm: Arms = (),
+    sampler: SamplerTexts = (),
     nfe: int | None = None,
     prompt: str | None = None,
     length: Length = None,
-    seed: int = 8200,
+    seed: int = SEED,
     sample: int = 0,
     delay: float = 0.1,
-    where: Somewhere = HERE,
+    loading: Loading = DEFAULT_LOADING,
 ) -> None:
-    """Watch a sample under one or more samplers: live, or from recorded trajectories.
+    """Watch a sample under one or more samplers, live or from recorded trajectories.
 
     $ limpet watch
-    $ limpet watch --nfe 32 --arm native --arm crs
-    $ limpet watch --arm "native top_p=.9" --arm ./mine.py:Mine --prompt "Once"
+    $ limpet watch --nfe 32 --sampler native --sampler crs
+    $ limpet watch --sampler "native top_p=.9" --sampler ./mine.py:Mine --prompt "Once"
     $ limpet watch native.limpet crs.limpet
 
     Args:
-        files: trajectories to play; without any, a sample is made and shown as it comes
-        nfe: network calls of the arms that say no number
+        files: recorded trajectories to play (default: draw a sample and show each call)
+        nfe: network calls of the samplers that do not set their own
         prompt: text that the sample begins with
         seed: the same seed gives the same sample as `limpet sample`
-        sample: which of the seed's samples
-        delay: seconds that a call stays, at least
+        sample: the number of the sample under the seed
+        delay: least time in seconds that a call is shown
     """
     if not 0 <= delay <= 60:
         raise LimpetError(f"delay is {delay}; it takes seconds from 0 to 60")
-    walk: Iterable[Any]
+    frames: Iterable[Any]
     if files:
-        paths = [Trajectory.load(path) for path in files]
-        walk = range(max(path.header.frames for path in paths))
+        trajectories = [Trajectory.load(file) for file in files]
+        frames = range(max(trajectory.header.frames for trajectory in trajectories))
     else:
-        samplers = arms(arm or ("crs",), nfe)
-        paths, walk = follow(where.load(model), samplers, seed, sample, length, prompt)
-    if not out.is_terminal:  # a file or a pipe gets the end alone
-        *_, (r, _) = enumerate(walk)
-        out.print(terminal.render(paths, r, out.width))
+        samplers = named_samplers(sampler or ("crs",), nfe)
+        trajectories, frames = follow(loading.load(model), samplers, seed, sample, length, prompt)
+    if not out.is_terminal:  # a file or a pipe gets the last frame alone
+        *_, (number, _) = enumerate(frames)
+        out.print(terminal.render(trajectories, number, out.width))
         return
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as screen:
-        for r, _ in enumerate(walk):
+        for number, _ in enumerate(frames):
             begun = time.monotonic()
-            screen.update(terminal.render(paths, r, out.width), refresh=True)
+            screen.update(terminal.render(trajectories, number, out.width), refresh=True)
             time.sleep(max(0.0, delay - (time.monotonic() - begun)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import Judge, SourceJudge, judge_for
 from limpet.evaluation.sample_sets import SampleSet
 from limpet.evaluation.scores import NLL, PERPLEXITY, Scores, evaluate
 from limpet.evaluation.statistics import Estimate
-from limpet.evaluation.tables import Table
+from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser
-from limpet.samplers import Sampler, as_sampler, parse
+from limpet.samplers import Sampler, named_samplers
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
 NFE = 16  # default network calls: few enough that samplers differ
@@ -33,35 +32,6 @@ HEADS = {
     "entropy": "entropy (nats, higher is more diverse)",
     "rep-4": "rep-4 (lower is less repetitive)",
 }
-
-
-def named_samplers(
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None, nfe: int | None = NFE
-) -> dict[str, Sampler]:
-    """Samplers by name.
-
-    samplers: a mapping by name, or a sequence, of samplers and texts such as "crs budget=.25" (default: native, native
-    with two values of top-p, CRS and Mend). nfe: network calls of the texts that do not set them; None leaves them to
-    the sampler."""
-    samplers = SAMPLERS if samplers is None else samplers
-    if isinstance(samplers, Mapping):
-        return {name: _parse(one, nfe)[1] for name, one in samplers.items()}
-    parsed = [(str(one), *_parse(one, nfe)) for one in samplers]
-    count = Counter(name for _, name, _ in parsed)
-    found: dict[str, tuple[str, Sampler]] = {}
-    for text, name, one in parsed:
-        name = name if count[name] == 1 else f"{name} nfe={one.nfe}"
-        if name in found:
-            raise LimpetError(
-                f"the samplers {found[name][0]!r} and {text!r} are both {name!r}: change one, or give it a "
-                f'caption, as in "other: {text.partition(": ")[2] or text}"'
-            )
-        found[name] = text, one
-    return {name: one for name, (_, one) in found.items()}
-
-
-def _parse(sampler: Sampler | str, nfe: int | None) -> tuple[str, Sampler]:
-    return parse(sampler, nfe=nfe) if isinstance(sampler, str) else (as_sampler(sampler).caption, sampler)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +120,7 @@ class Comparison:
             "mean ± standard error over seeds; delta NLL is paired by seed"
         )
 
-    def table(self) -> Table:
+    def table(self) -> ResultTable:
         """One row a sampler: mean and standard error over seeds of a checker's values, then of GenPPL (or the true
         NLL), delta NLL, entropy and rep-4, at most four columns. The last row is the true distribution, if that is the
         judge."""
@@ -166,7 +136,7 @@ class Comparison:
             rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
             rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
-        return Table(self.caption, head, rows)
+        return ResultTable(self.caption, head, rows)
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -196,14 +166,14 @@ class Comparison:
                 {"sampler": one.name, "nfe": one.nfe, "seed": seed, **{name: v[i] for name, v in values.items()}}
                 for i, seed in enumerate(self.seeds)
             ]
-        return extra("pandas", "notebook").DataFrame(rows)
+        return import_extra("pandas", "notebook").DataFrame(rows)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw NLL (lower is better) against entropy, one point a sampler, with standard errors.
 
         axes: of matplotlib, to draw into (default: new ones). Returns the axes. The extra `figures` has matplotlib."""
         if axes is None:
-            axes = extra("matplotlib.pyplot", "figures").subplots()[1]
+            axes = import_extra("matplotlib.pyplot", "figures").subplots()[1]
         for name, one in zip(self.row_names, self.samplers, strict=True):
             x, y = one.scores.estimate("entropy"), one.scores.estimate(NLL)
             errors = np.nan_to_num([x.se, y.se])  # a single seed has no error
@@ -250,7 +220,7 @@ def compare(
     Returns:
         `Comparison`: the scores and samples of each sampler.
     """
-    chosen = named_samplers(samplers, nfe)
+    chosen = named_samplers(SAMPLERS if samplers is None else samplers, nfe)
     if not chosen or not seeds:
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):

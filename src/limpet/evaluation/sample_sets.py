@@ -54,10 +54,10 @@ class SampleSet:
     def from_tokens(
         cls, model: Denoiser, tokens: Any, prompt_length: int | Sequence[int] = 0, seed: int | str = 0
     ) -> SampleSet:
-        """A model's samples from their tokens: (n, L) as a tensor, an array or lists.
+        """A model's samples from their tokens: (n, L) as a tensor or an array, or a list of rows.
 
         prompt_length: how many leading tokens are the prompt, of all samples or of each."""
-        rows = tokens.tolist() if hasattr(tokens, "tolist") else [list(row) for row in tokens]
+        rows = _plain(tokens) if hasattr(tokens, "tolist") else [_plain(row) for row in tokens]
         cuts = [prompt_length] * len(rows) if isinstance(prompt_length, int) else prompt_length
         return cls(
             ids=[(row[:k], row[k:]) for row, k in zip(rows, cuts, strict=True)],
@@ -88,6 +88,11 @@ class SampleSet:
         """Texts of any origin; with `prompts`, each text is a continuation."""
         before = [""] * len(texts) if prompts is None else prompts
         return cls(None, list(zip(before, texts, strict=True)), numbers=range(len(texts)), name="these texts")
+
+
+def _plain(values: Any) -> list[Any]:
+    """A tensor, an array or a sequence as a list of Python numbers; all at once, not one by one."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def sample_sets(samples: Any) -> list[SampleSet]:
@@ -134,8 +139,8 @@ def reading_mode(judge: Judge, sets: Sequence[SampleSet], wanted: str = AUTO) ->
     """How a judge reads samples, or an error if it cannot.
 
     "auto" means ids if they belong to the judge's own tokenizer, else text. Another convention is checked by the same
-    rule, except where the tokenizer of the ids, or of the judge, is unknown: whoever asks for "ids" then states that
-    the ids are the judge's."""
+    rule, except where the tokenizer of the ids, or of the judge, is unknown: to ask for "ids" then states that the ids
+    are the judge's."""
     if wanted not in (AUTO, *CONVENTIONS):
         raise LimpetError(f"convention {wanted!r} is none of {', '.join((AUTO, *CONVENTIONS))}")
     own, exact = tokenizer_digest(judge.tokenizer), isinstance(judge, SourceJudge)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limpet.errors import LimpetError, extra, unknown
+from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
@@ -18,7 +19,7 @@ from limpet.evaluation.judges.base import Progress
 from limpet.evaluation.metrics import METRICS, mauve, pack
 from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
 from limpet.evaluation.statistics import Estimate, Floats, GeometricMean, Interval
-from limpet.evaluation.tables import Table
+from limpet.evaluation.tables import ResultTable
 from limpet.generation import Samples
 
 LEVEL = 0.95  # of bootstrap intervals
@@ -45,7 +46,7 @@ class Measure:
     statistic: Callable[[Floats], float] = statistics.mean  # of a part
     of_set: bool = False  # the number belongs to the whole set and not to single samples
 
-    @property
+    @cached_property
     def values(self) -> Floats:
         """(seeds,)"""
         return np.array([self.statistic(part) for part in self.parts])
@@ -120,7 +121,7 @@ class Scores:
 
     def _measure(self, name: str) -> Measure:
         if name not in self.measures:
-            raise unknown("these scores have no measure", name, self.measures)
+            raise unknown_name("these scores have no measure", name, self.measures)
         return self.measures[name]
 
     def estimate(self, name: str) -> Estimate:
@@ -177,7 +178,7 @@ class Scores:
         judge = "none" if self.judge is None else f"{self.judge['rule']}; {self.counted:,} tokens counted"
         return f"{self.name}: {sizes}; metrics count {self.counted_ids}\njudge: {judge}"
 
-    def table(self, intervals: bool = False) -> Table:
+    def table(self, intervals: bool = False) -> ResultTable:
         """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
         table = measures_table(self.caption, self.measures, intervals)
         if self.mauve is not None:
@@ -210,10 +211,10 @@ class Scores:
 
     def to_pandas(self) -> Any:
         """A data frame with one row a sample (see `sample_rows`)."""
-        return extra("pandas", "notebook").DataFrame(self.sample_rows())
+        return import_extra("pandas", "notebook").DataFrame(self.sample_rows())
 
 
-def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> Table:
+def measures_table(caption: str, measures: Mapping[str, Measure], intervals: bool = False) -> ResultTable:
     """One row a measure: mean and standard error over seeds, and with `intervals` a bootstrap over samples."""
     head = ["measure", "mean ± standard error", *([f"{LEVEL:.0%} interval over samples"] if intervals else [])]
     rows = []
@@ -223,7 +224,7 @@ def measures_table(caption: str, measures: Mapping[str, Measure], intervals: boo
             interval = measure.interval
             row.append("" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}")
         rows.append(row)
-    return Table(caption, head, rows)
+    return ResultTable(caption, head, rows)
 
 
 def evaluate(
@@ -259,40 +260,39 @@ def evaluate(
     """
     sets, names = sample_sets(samples), list(metrics)
     if unknown_names := [name for name in names if name not in METRICS]:
-        raise unknown("there is no metric", unknown_names[0], METRICS)
+        raise unknown_name("there is no metric", unknown_names[0], METRICS)
     judge = load_judge(judge) if isinstance(judge, str) else judge
     mode = None if judge is None else reading_mode(judge, sets, convention)
+    checks = {} if checker is None else _check(sets, find_checker(checker) if isinstance(checker, str) else checker)
     measures: dict[str, Measure] = {}
-    if checker is not None:
-        measures |= _check(sets, find_checker(checker) if isinstance(checker, str) else checker)
     judged: list[JudgeScores] = []
     about = None
     if judge is not None and mode is not None:
         judged = [_judge(judge, mode, one, cache, batch_size, progress) for one in sets]
         about = {name: getattr(judge, name) for name in ("name", "digest", "precision", "context")}
         about |= {"convention": mode.convention, "rule": describe(judge, mode.convention)}
-        measures |= _likelihood(judged)
-    own = all(one.ids is not None for one in sets)
-    ids = [one.ids or [] if own else tokenised(one, judge) for one in sets]
-    if judge is not None and judge.eos is not None and (not own or (mode is not None and mode.as_ids)):
-        ends = tuple(np.array([rest.count(judge.eos) for _, rest in part], dtype=float) for part in ids)
-        measures["ends"] = Measure(f"occurrences of the end-of-text id {judge.eos} in a sample", ends)
-    if clash := [name for name in names if name in measures]:
+        measures = _likelihood(judged)
+    own_ids = all(one.ids is not None for one in sets)
+    pairs = [one.ids or [] if own_ids else tokenised(one, judge) for one in sets]
+    ids = [[rest for _, rest in part] for part in pairs]
+    if judge is not None and (not own_ids or (mode is not None and mode.as_ids)):  # they are the judge's ids
+        measures |= _ends(ids, judge)
+    measures |= _measure(sets, ids, names)
+    if clash := [name for name in checks if name in measures]:
         raise LimpetError(f"the checker and limpet both have a measure {clash[0]!r}: rename the checker's")
-    measures |= _measure(sets, [[rest for _, rest in part] for part in ids], names)
     return Scores(
         name=sets[0].name,
         sets=tuple(sets),
-        measures=measures,
+        measures=checks | measures,
         judge=about,
         judged=tuple(judged),
-        counted_ids=_counted_ids(own, judge),
+        counted_ids=_counted_ids(own_ids, judge),
         mauve=None if reference is None else _mauve(judge, mode, sets, reference, convention, mauve_starts, batch_size),
     )
 
 
-def _counted_ids(own: bool, judge: Judge | None) -> str:
-    if own:
+def _counted_ids(own_ids: bool, judge: Judge | None) -> str:
+    if own_ids:
         return "the samples' own ids"
     return f"{judge.name}'s ids" if judge is not None and judge.tokenizer is not None else "words between spaces"
 
@@ -300,6 +300,7 @@ def _counted_ids(own: bool, judge: Judge | None) -> str:
 def _check(sets: Sequence[SampleSet], checker: Checker) -> dict[str, Measure]:
     """The values of a checker: those of single texts, then those of whole sets."""
     rules: Mapping[str, str] = getattr(checker, "conventions", {})
+    check_set: Callable[[list[str]], Mapping[str, float]] = getattr(checker, "check_set", lambda texts: {})
     checked: list[list[Mapping[str, bool | float]]] = []
     of_sets: list[Mapping[str, float]] = []
     for one in sets:
@@ -307,13 +308,13 @@ def _check(sets: Sequence[SampleSet], checker: Checker) -> dict[str, Measure]:
             raise LimpetError(f"a checker reads text, and {one.name} has no tokenizer")
         texts = [prompt + rest for prompt, rest in one.texts]
         checked.append([checker.check(text) for text in texts])
-        of_sets.append(checker.check_set(texts) if hasattr(checker, "check_set") else {})
+        of_sets.append(check_set(texts))
     measures = {}
-    for name in checked[0][0]:
-        parts = tuple(np.array([values[name] for values in part], dtype=float) for part in checked)
+    for name in dict.fromkeys(name for part in checked for values in part for name in values):
+        parts = tuple(np.array([values.get(name, math.nan) for values in part], dtype=float) for part in checked)
         measures[name] = Measure(rules.get(name, "by the checker"), parts)
     for name in of_sets[0]:
-        parts = tuple(np.array(values[name], dtype=float) for values in of_sets)
+        parts = tuple(np.array(values.get(name, math.nan), dtype=float) for values in of_sets)
         measures[name] = Measure(rules.get(name, "by the checker"), parts, of_set=True)
     return measures
 
@@ -338,6 +339,13 @@ def _likelihood(judged: Sequence[JudgeScores]) -> dict[str, Measure]:
         dropped = tuple(one.dropped.astype(float) for one in judged)
         measures["dropped"] = Measure("[PAD] ids of a sample that the likelihood leaves out", dropped)
     return measures
+
+
+def _ends(ids: Sequence[list[list[int]]], judge: Judge) -> dict[str, Measure]:
+    if judge.eos is None:
+        return {}
+    parts = tuple(np.array([row.count(judge.eos) for row in part], dtype=float) for part in ids)
+    return {"ends": Measure(f"occurrences of the end-of-text id {judge.eos} in a sample", parts)}
 
 
 def _measure(sets: Sequence[SampleSet], ids: Sequence[list[list[int]]], names: Sequence[str]) -> dict[str, Measure]:

@@ -182,7 +182,7 @@ def branches(curve_x: ArrayLike, curve_y: ArrayLike) -> list[tuple[Floats, Float
 
 
 def jackknife(statistic: Callable[[NDArray[np.int64]], float], count: int) -> Estimate:
-    """A statistic of all `count` seeds together, with its jackknife error: each seed is left out in turn.
+    """A statistic of all `count` seeds together, with its jackknife error: each seed is left out once.
 
     It is for a statistic that is not the mean of the seeds' own values. The estimate's values are pseudovalues, whose
     mean and standard error are the jackknife's. A single seed has no error."""

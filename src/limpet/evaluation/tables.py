@@ -11,7 +11,7 @@ from limpet import html
 HEAD_WIDTH = 18  # characters of a line of a column's name
 
 
-class Table(NamedTuple):
+class ResultTable(NamedTuple):
     """A caption, column names and rows of texts; the first column names the row."""
 
     caption: str

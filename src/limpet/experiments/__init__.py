@@ -1,7 +1,7 @@
 """Experiments: a study consists of cells and seeds; each cell under each seed is a unit of work; a store keeps every
 finished unit."""
 
-from limpet.experiments import claims, figures, render, report, study_files
+from limpet.experiments import bulk, claims, figures, render, report, study_files, tuning
 from limpet.experiments.claims import (
     Claim,
     Finding,
@@ -83,6 +83,7 @@ __all__ = [
     "above",
     "below",
     "between",
+    "bulk",
     "claims",
     "collect",
     "equivalent",
@@ -103,5 +104,6 @@ __all__ = [
     "run",
     "status",
     "study_files",
+    "tuning",
     "within",
 ]

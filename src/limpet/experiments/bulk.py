@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.experiments.executors import Executor
 from limpet.experiments.model_cache import ModelCache, provenance
 from limpet.experiments.runner import RunProgress, RunSummary, run_groups
@@ -120,7 +120,7 @@ def json_lines(samples: Samples) -> bytes:
 
 
 def _table(samples: Samples) -> Any:
-    arrow = extra("pyarrow", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
     text, number = arrow.string(), arrow.int32()
     columns = {
         "text": text,
@@ -145,9 +145,9 @@ def _table(samples: Samples) -> Any:
 
 def _parquet(tables: list[Any]) -> bytes:
     """One row group, whatever the batches were."""
-    arrow, file = extra("pyarrow", "parquet"), io.BytesIO()
+    arrow, file = import_extra("pyarrow", "parquet"), io.BytesIO()
     table = arrow.concat_tables(tables).combine_chunks()
-    extra("pyarrow.parquet", "parquet").write_table(table, file, compression="zstd", row_group_size=len(table))
+    import_extra("pyarrow.parquet", "parquet").write_table(table, file, compression="zstd", row_group_size=len(table))
     return file.getvalue()
 
 
@@ -161,7 +161,7 @@ def resolve(request: BulkRequest, store: Store, models: ModelCache) -> tuple[lis
     """The parts of a request, and the plan that the store keeps of it. Raises if the request is impossible, or if the
     store holds the samples of another one."""
     if request.format == "parquet":
-        extra("pyarrow.parquet", "parquet")
+        import_extra("pyarrow.parquet", "parquet")
     model = models.model(request.model)
     length = request.length or model.length
     fixed = fixed_ids(model, (request.fixed or {}).items(), length)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from limpet.errors import extra
+from limpet.errors import import_extra
 from limpet.evaluation.statistics import Estimate
 
 LEVEL = 0.95
@@ -31,7 +31,7 @@ PaperVerdict = Literal["supported", "not supported", "inconclusive", "by sign", 
 
 def student(df: int, level: float = LEVEL) -> float:
     """The one-sided quantile of Student's t."""
-    return float(extra("scipy.stats", "lab").t.ppf(level, df))
+    return float(import_extra("scipy.stats", "lab").t.ppf(level, df))
 
 
 def bounds(mean: float, se: float, seeds: int) -> tuple[float, float]:
@@ -174,9 +174,7 @@ def within(name: str, estimate: Estimate, bound: float, paper: PublishedValue | 
     return Finding(name, estimate, Criterion(f"within {bound:.3g} of 0", -bound, bound), paper)
 
 
-def between(
-    name: str, estimate: Estimate, low: float, high: float, paper: PublishedValue | None = None
-) -> Finding:
+def between(name: str, estimate: Estimate, low: float, high: float, paper: PublishedValue | None = None) -> Finding:
     """The value lies in an interval."""
     return Finding(name, estimate, Criterion(f"{low:g} to {high:g}", low, high), paper)
 

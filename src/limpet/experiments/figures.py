@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from limpet import style
-from limpet.errors import extra
+from limpet.errors import import_extra
 from limpet.experiments.report_content import Figure, Panel, Series
 
 MARKERS = (
@@ -28,7 +28,7 @@ SIZE = (4.6, 3.6)  # inches, one panel
 
 def draw(figure: Figure) -> dict[str, bytes]:
     """{"svg": ..., "png": ...} of a figure; equal figures give equal bytes. Needs matplotlib."""
-    matplotlib, canvas = extra("matplotlib", "figures"), extra("matplotlib.figure", "figures")
+    matplotlib, canvas = import_extra("matplotlib", "figures"), import_extra("matplotlib.figure", "figures")
     columns, rows = min(len(figure.panels), figure.columns), -(-len(figure.panels) // figure.columns)
     files = {}
     with matplotlib.rc_context({"svg.hashsalt": figure.name, **_rc()}):
@@ -74,7 +74,7 @@ def _minified(svg: str) -> str:
 def _rc() -> dict[str, Any]:
     """Matplotlib's settings: the colours of the pages, plain axes."""
     page = style.colours()
-    cycle = extra("cycler", "figures").cycler(color=[page[name] for name in style.COLOURS[::-1]])
+    cycle = import_extra("cycler", "figures").cycler(color=[page[name] for name in style.COLOURS[::-1]])
     return {
         "svg.fonttype": "none",
         "font.sans-serif": ["DejaVu Sans"],
@@ -101,7 +101,7 @@ def styled(panel: Panel) -> list[tuple[str, str, Any]]:
     keys = [str(series.style) if isinstance(series.style, int) else series.name for series in panel.series]
     found = []
     taken: dict[str, str] = {}
-    for key, name in zip(keys, style.coloured(keys), strict=True):
+    for key, name in zip(keys, style.assign_colours(keys), strict=True):
         if key not in taken:
             free = [one for one in (name, *STYLES) if one not in taken.values()]
             taken[key] = (free or [name])[0]
@@ -160,7 +160,7 @@ def _draw_short_form(axes: Any, series: Series, form: str, error: list[float] | 
 
 
 def _scale(axes: Any, panel: Panel) -> None:
-    ticker = extra("matplotlib.ticker", "figures")
+    ticker = import_extra("matplotlib.ticker", "figures")
     axes.margins(0.14, 0.1)
     if panel.log_x:
         axes.set_xscale("log", base=2)

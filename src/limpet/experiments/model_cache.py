@@ -11,8 +11,8 @@ import torch
 from limpet.evaluation.judges import Judge, judge_for, load_judge
 from limpet.experiments.study import JudgeSpec
 from limpet.models import Denoiser
-from limpet.models.duo import Precision
 from limpet.models.loading import load
+from limpet.models.networks import Precision
 
 
 class ModelCache:

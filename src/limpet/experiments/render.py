@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from limpet import style
-from limpet.errors import extra
+from limpet.errors import import_extra
 from limpet.experiments.report_content import Entry, Table
 
 TEX = str.maketrans(
@@ -76,11 +76,11 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
 
     figures: SVG files by address; an image with one of these addresses is drawn in place. A link to another report's
     Markdown leads to its page. No HTML but an anchor passes."""
-    reader = extra("markdown_it", "lab").MarkdownIt("commonmark").enable("table")
+    reader = import_extra("markdown_it", "lab").MarkdownIt("commonmark").enable("table")
 
     def image(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
         svg = figures[tokens[index].attrs["src"]].decode()
-        drawing = "\n".join(map(str.strip, style.recoloured(svg[svg.index("<svg") :]).splitlines()))
+        drawing = "\n".join(map(str.strip, style.with_page_colours(svg[svg.index("<svg") :]).splitlines()))
         caption = escape(self.renderInlineAsText(tokens[index].children, options, env))
         drawing = drawing.replace("<svg", f'<svg role=img aria-label="{caption}"', 1)
         wide = f"<span class=wide tabindex=0 role=group aria-label=Figure>{drawing}</span>"

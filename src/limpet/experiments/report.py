@@ -34,8 +34,8 @@ from limpet.experiments.report_content import (
 )
 from limpet.experiments.results import Results
 from limpet.experiments.study import Study
-from limpet.files import write_whole
-from limpet.html import for_script, hashed
+from limpet.files import write_file
+from limpet.html import for_script, policy_hash
 
 FORMAT = 2  # of report.json
 HERE = Path(__file__).parent
@@ -125,7 +125,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / path, data)
+            write_file(folder / path, data)
     except OSError as error:
         raise LimpetError(
             f"the report cannot be written to {folder} ({error.strerror}): name another folder"
@@ -136,7 +136,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def rounded(results: Results) -> Results:
-    """Results to the study's digits. All of a report is built from these, so report.json is enough to build it again."""
+    """Results to the study's digits. A report is built from these alone, so report.json is enough to build it again."""
     digits = results.study.digits
 
     def short(measures: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,11 +253,11 @@ def document(
     head += f"<title>{escape(title)}</title>"
     body, links = render.link_sections(render.minify(render.mark_verdicts(render.html(text, drawings))))
     body = f"<nav aria-label=Contents><a href=#top>Top</a>{back}{links}</nav><main id=top>{body}</main>"
-    sheet = style.sheet() + _asset("report.css")
+    sheet = style.style_sheet() + _asset("report.css")
     if scatters:
         sheet, script = sheet + _asset("scatter.css"), _asset("scatter.js")
         # Tables and figures have inline styles. No other script runs, and nothing is fetched.
-        policy = f"default-src 'none'; script-src {hashed(script)}; style-src 'unsafe-inline'; form-action 'none'"
+        policy = f"default-src 'none'; script-src {policy_hash(script)}; style-src 'unsafe-inline'; form-action 'none'"
         head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
         body += f"<script type=application/json id=scatters>{for_script(packed(scatters))}</script>"
         body += f"<script>{script}</script>"
@@ -291,7 +291,7 @@ def _packed_plot(scatter: ScatterPlot) -> dict[str, Any]:
         "y": scatter.y,
         "joined": scatter.joined,
         "samplers": list(samplers),
-        "colours": style.coloured(list(dict.fromkeys(family for _, family in samplers))),
+        "colours": style.assign_colours(list(dict.fromkeys(family for _, family in samplers))),
         "panels": [{"title": title, "points": list(map(row, panel))} for title, panel in scatter.panels.items()],
     }
 

@@ -62,9 +62,7 @@ def run(
     plan = units.resolve(study, models)
     store.write_plan(units.plan_name(study), plan.document)  # fails before any work if the store cannot be written
     text = units.read_reference_text(study)
-    config = WorkerConfig(
-        store.path, study.judges, study.metrics, models.precision, text, threads, models.load_options
-    )
+    config = WorkerConfig(store.path, study.judges, study.metrics, models.precision, text, threads, models.load_options)
     return run_groups(plan.groups()[index - 1 :: parts], store, executor, config, on_progress)
 
 
@@ -79,7 +77,8 @@ def run_groups(
     summary = RunSummary()
     every = [unit for group in groups for unit in group]
     with ThreadPoolExecutor(READERS) as pool:
-        finished = dict(zip((unit.key for unit in every), pool.map(lambda unit: _is_finished(store, unit), every)))
+        checks = pool.map(lambda unit: _is_finished(store, unit), every)
+        finished = {unit.key: check for unit, check in zip(every, checks, strict=True)}
     for unit in every:
         if damage := finished[unit.key][1]:
             summary.damaged[unit.name] = damage

@@ -109,7 +109,9 @@ def side_by_side(
     return measure(contenders, nfe, batch * model.length, runs, model.device)
 
 
-def released_generations(model: Duo, bare: Forward, batch: int, samplers: Mapping[str, Sampler]) -> dict[str, TimedCalls]:
+def released_generations(
+    model: Duo, bare: Forward, batch: int, samplers: Mapping[str, Sampler]
+) -> dict[str, TimedCalls]:
     """The native samplers, with the released step around a bare forward."""
     around = BareForward(model, bare)
     return {
@@ -198,7 +200,7 @@ def arithmetic(
         transition = Transition(call, tokens, every, ~every, ancestral((call + 1) / 65, (call + 2) / 65))
         network_call = testing.network_call(transition, vocab_size, rng)
         for name, backend in backends.items():
-            testing.step(backend, logits, transition, network_call)  # allocates memory and compiles kernels before the clock starts
+            testing.step(backend, logits, transition, network_call)  # compiles kernels before the clock starts
             _settle(logits.device)
             begun = time.perf_counter()
             testing.step(backend, logits, transition, network_call)

@@ -27,8 +27,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from limpet.errors import LimpetError, extra
-from limpet.models.tensor_files import Unheaded, read_header
+from limpet.errors import LimpetError, import_extra
+from limpet.models.tensor_files import BadHeader, read_header
 
 DATA, ROWS = "tokens.safetensors", "rows.json"
 KEY_LENGTH = 40
@@ -87,7 +87,7 @@ class Store:
             self.path = self._root = os.path.abspath(os.path.expanduser(self.path))
             return
         try:
-            self._files, self._root = extra("fsspec.core", "lab").url_to_fs(self.path)
+            self._files, self._root = import_extra("fsspec.core", "lab").url_to_fs(self.path)
         except (ImportError, ValueError, OSError) as error:
             if isinstance(error, LimpetError):
                 raise
@@ -104,7 +104,7 @@ class Store:
         try:
             read_header(io.BytesIO(data))
             return StoredUnit(safetensors.torch.load(data), rows)
-        except (Unheaded, SafetensorError, KeyError) as error:
+        except (BadHeader, SafetensorError, KeyError) as error:
             raise DamagedUnitError(f"{DATA} holds no tensors") from error
 
     def read_data(self, key: str, paths: UnitPaths) -> tuple[bytes, dict[str, Any]] | None:

@@ -121,7 +121,7 @@ def _tables(results: Results) -> tuple[Table, ...]:
     columns = [(f"ppl:{judge}", f"GenPPL, {judge} (lower is better)", 2) for judge in results.judges]
     columns += [(metric, UNITS.get(metric, metric), 4) for metric in results.study.metrics]
     columns.append(("committed", UNITS["committed"], 1))
-    tables = []
+    tables: list[Table] = []
     for start in range(0, len(columns), COLUMNS):
         part = columns[start : start + COLUMNS]
         rows = tuple(
@@ -146,13 +146,13 @@ def _read_samplers(file: Toml, spec: StudyFile) -> dict[str, tuple[Sampler, str 
     found = {name: _read_sampler(file, name, value, spec.common) for name, value in spec.samplers.items()}
     known = dict.fromkeys(param for sampler, _ in found.values() for param in params(type(sampler)))
     for param in spec.common:
-        file.hold(known, "no sampler has a parameter", param, "common", param)
+        file.check_name(known, "no sampler has a parameter", param, "common", param)
     for name, (_, replay) in found.items():
         if replay is not None:
-            file.hold(found, f"sampler {name} replays", str(replay), "samplers", name, "replay")
+            file.check_name(found, f"sampler {name} replays", str(replay), "samplers", name, "replay")
     for i, one in enumerate(spec.contrasts):
-        file.hold(found, "of is", one.of, "contrasts", i, "of")
-        file.hold(found, "against is", one.against, "contrasts", i, "against")
+        file.check_name(found, "of is", one.of, "contrasts", i, "of")
+        file.check_name(found, "against is", one.against, "contrasts", i, "against")
     return found
 
 
@@ -171,7 +171,7 @@ def _read_sampler(file: Toml, name: str, value: Any, common: Mapping[str, Any]) 
     places = {key: ("common", key) for key in common if key in known}
     places |= {key: ("samplers", name, key) for key in table if key not in ("sampler", "replay")}
     for key, place in places.items():  # one at a time, so that a mistake is reported with its own place
-        file.hold(known, f"{table['sampler']} has no parameter", key, *place)
+        file.check_name(known, f"{table['sampler']} has no parameter", key, *place)
         with file.at(*place):
             setting = table[key] if place[0] == "samplers" else common[key]
             if is_text and place[0] == "samplers":

@@ -278,9 +278,7 @@ def ranked(found: Iterable[Candidate], entropy: float | None, tolerance: float) 
     return sorted(found, key=order)
 
 
-def check_reached(
-    found: Sequence[Candidate], curve: Sequence[Curve], entropy: float | None, tolerance: float
-) -> None:
+def check_reached(found: Sequence[Candidate], curve: Sequence[Curve], entropy: float | None, tolerance: float) -> None:
     """Raise if no candidate can be what is wanted."""
     low, high = min(one.entropy for one in found), max(one.entropy for one in found)
     have = f"the {len(found)} samplers have {low:.3g} to {high:.3g}"
@@ -333,7 +331,7 @@ class TuningResult:
         return frontier(one for rung in self.rungs for one in rung)
 
     def distances(self, sampler: str | None = None) -> dict[str, Estimate]:
-        """Delta NLL of a sampler (default: the winner) at its own entropy against the best of top-p, and against CRS."""
+        """Delta NLL of a sampler (default: the winner) against the best of top-p, and against CRS, at equal entropy."""
         nfe, sampler = self.config.nfe, sampler or self.winner
         return {
             "top-p": delta_nll(self.fresh, sampler, top_p_curve(nfe, "sample"), top_p_curve(nfe, "argmax")),

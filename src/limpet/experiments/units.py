@@ -135,7 +135,8 @@ class Plan:
         Samples whose trajectories begin alike are in one group, and so are replays and what they replay."""
         distinct = {unit.key: unit for unit in self.units}.values()
         sampling: list[list[SamplingUnit]] = []
-        for unit in sorted((one for one in distinct if isinstance(one, SamplingUnit)), key=lambda one: bool(one.source)):
+        own = [unit for unit in distinct if isinstance(unit, SamplingUnit)]
+        for unit in sorted(own, key=lambda unit: bool(unit.source)):
             for group in sampling:
                 if any(unit.source == one.key or (not unit.source and unit.shared_calls(one)) for one in group):
                     group.append(unit)
@@ -312,9 +313,7 @@ def _probe_unit(study: Study, probe: Probe, models: list[Denoiser], index: int) 
     return ProbeUnit(facts, probe.cost, probe, index, study.seeds)
 
 
-def _prompt_tokens(
-    cell: Cell, prompts: Prompts, model: Denoiser, length: int, index: int, seed: int
-) -> PromptTokens:
+def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, index: int, seed: int) -> PromptTokens:
     """The token ids that each sample under one seed begins with; every seed has texts of its own."""
     if prompts.tokens >= length:
         raise LimpetError(f"prompts of {prompts.tokens} tokens leave nothing to generate in {length}")

@@ -26,7 +26,7 @@ from limpet.experiments.study import JudgeSpec
 from limpet.experiments.units import MAUVE_STARTS, SamplingUnit, Unit, metric_names
 from limpet.generation import CountingDenoiser, Inputs, default_batch_size, fixed_tokens
 from limpet.models import Denoiser
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 
 TEXTS_PER_UNIT = 2  # samples whose text is stored, for reports
 POLL = 0.2  # seconds between two looks at a unit that another runner computes
@@ -185,7 +185,8 @@ class Worker:
                 else:
                     sets[stored] = numbers([scores.set_values()[name]])[0]
             # By number: one judge may have two names, and the unit is the same.
-            columns |= {f"{name}:{i}": numbers(getattr(scores.judged[0], name)) for name in ("nll", "tokens", "dropped")}
+            for name in ("nll", "tokens", "dropped"):
+                columns[f"{name}:{i}"] = numbers(getattr(scores.judged[0], name))
             if scores.mauve is not None:
                 sets["mauve"] = numbers([scores.mauve.mean()])[0]
         return columns, sets

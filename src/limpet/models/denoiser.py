@@ -121,7 +121,7 @@ class WrappedDenoiser(Denoiser):
                 setattr(self, name, getattr(inner, name, None))
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return self.inner.device
 
     @device.setter

@@ -72,6 +72,7 @@ class DuoShape:
     heads: int = 12
     cond: int = 128
     hidden: int = 3072
+    learned_positions: bool = False  # whether each position has an embedding of its own, besides rotary ones
 
 
 RELEASED = ("vocab_size", "model_length", "hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_dim")  # names of these
@@ -124,9 +125,14 @@ class Embedding(nn.Module):
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+        self.positions = None
+        if shape.learned_positions:
+            self.positions = nn.Parameter(torch.empty(shape.length, shape.width))
+            nn.init.kaiming_uniform_(self.positions, a=math.sqrt(5))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding).float()
+        embedded = F.embedding(tokens, self.embedding).float()
+        return embedded if self.positions is None else embedded + self.positions[: tokens.shape[1]].float()
 
 
 class OutputLayer(nn.Module):
@@ -243,7 +249,7 @@ class Duo(NetworkDenoiser):
     def make_parts(self, device: torch.device) -> Parts:
         network = in_float8(self.network) if self.precision == "float8" else self.network
         backbone: Callable[..., Tensor] = network.backbone
-        if has_triton(device):
+        if has_triton(device) and not self.network.shape.learned_positions:
             from limpet.models.duo_triton import FusedBackbone
 
             backbone = FusedBackbone(network)
@@ -251,7 +257,7 @@ class Duo(NetworkDenoiser):
 
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
-        sizes = zip(RELEASED, astuple(self.network.shape), strict=True)
+        sizes = zip(RELEASED, astuple(self.network.shape), strict=False)
         about = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
         about |= {} if self.mask is None else {"mask_token_id": self.mask}
         return {"model_type": "duo", **dict(sizes), **about}
@@ -308,9 +314,7 @@ def from_folder(
     )
 
 
-def _mask(
-    config: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, vocab_size: int, path: Path
-) -> int | None:
+def _mask(config: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, vocab_size: int, path: Path) -> int | None:
     """The token that has probability zero: config.json names it, or for SDLLM-Duo the tokenizer."""
     mask: int | None = config.get("mask_token_id")
     if mask is None and str(config.get("model_type")).lower() == "sdllm-duo":
@@ -335,4 +339,5 @@ def empty_network(state: Mapping[str, Any], config: Mapping[str, Any], path: Pat
     check_heads(width, heads, path)
     length = config.get("model_length", DuoShape.length)
     with torch.device("meta"):
-        return DuoNetwork(DuoShape(vocab_size, length, width, blocks, heads, cond, hidden))
+        positions = "vocab_embed.positions" in state
+        return DuoNetwork(DuoShape(vocab_size, length, width, blocks, heads, cond, hidden, positions))

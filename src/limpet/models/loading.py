@@ -45,7 +45,7 @@ def load(
         return exact_sources.source(text)
     options |= {"device": device, "precision": precision}
     in_file = registry.is_file(text) and revision is None
-    found = None if in_file else model_files.find(name, revision)
+    found = None if in_file else model_files.locate(name, revision)
     if found is None:
         offered = registry.installed(GROUP)
         if not in_file and text not in offered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -122,7 +123,13 @@ def builtin_folder(name: str) -> Path:
     return folder
 
 
-def find(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
+def copy_builtin(name: str, folder: Path) -> None:
+    """Copy a built-in model or judge to a folder, with the tokenizer that the built-in ones share."""
+    shutil.copytree(builtin_folder(name), folder, dirs_exist_ok=True)
+    shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
+
+
+def locate(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
     """The files of a built-in model, else of a path that exists, else of a repository on the hub; None for others."""
     text, path = os.fspath(name), Path(name).expanduser()
     builtin = BUILTIN_FOLDER / text if re.fullmatch(r"[\w-]+", text) else None

@@ -100,9 +100,7 @@ def attend(qkv: Tensor, heads: int, rotation: Rotation, causal: bool = False) ->
     return mixed.transpose(1, 2).flatten(2)
 
 
-def attend_at(
-    x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions
-) -> Tensor:
+def attend_at(x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions) -> Tensor:
     """(B, L, width) -> (R, width): `attend` from some positions to all. No other queries are computed.
 
     Samples may need different numbers of queries. Each is padded to as many as the one that needs most."""

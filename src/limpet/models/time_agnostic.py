@@ -71,9 +71,7 @@ class TimeAgnosticNetwork(nn.Module):
     A layer is called with x, the rotation, clean positions or None, and the positions that go on from its attention,
     or None for all."""
 
-    def __init__(
-        self, shape: TimeAgnosticShape, layer: Callable[[], nn.Module], norm: nn.Module, base: float
-    ) -> None:
+    def __init__(self, shape: TimeAgnosticShape, layer: Callable[[], nn.Module], norm: nn.Module, base: float) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)

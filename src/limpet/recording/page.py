@@ -12,10 +12,10 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from limpet import samplers
-from limpet.html import for_script, framed, hashed
+from limpet.html import for_script, frame, policy_hash
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Mend, Native, params
-from limpet.style import sheet
+from limpet.style import style_sheet
 
 
 def asset(name: str, package: str = "limpet.recording") -> str:
@@ -48,7 +48,7 @@ class Inline(NamedTuple):
         return f"<a page of {len(self.page):,} characters>"
 
     def _repr_html_(self) -> str:
-        return framed(self.page)
+        return frame(self.page)
 
 
 def inline(*trajectories: Trajectory, title: str | None = None) -> Inline:
@@ -63,9 +63,9 @@ def fill(
 
     data: what the script reads, as JSON. page_script: runs after the viewer's script. connect: what the page may
     connect to. form: HTML above the viewer."""
-    style, script = sheet() + asset("viewer.css"), asset("viewer.js") + page_script
+    style, script = style_sheet() + asset("viewer.css"), asset("viewer.js") + page_script
     csp = (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
+        f"default-src 'none'; script-src {policy_hash(script)}; style-src {policy_hash(style)}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     tips = {name: html.escape(text) for name, text in descriptions().items()}

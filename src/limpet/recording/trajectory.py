@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, positions, sparse
+from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, log_probs, sparse
 from limpet.diffusion.rng import SEED_LIMIT, CounterRNG
 from limpet.errors import LimpetError
-from limpet.files import opened, write_whole
+from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
 from limpet.samplers import CRS, Sampler, as_sampler
@@ -35,7 +35,6 @@ CANDIDATES = 4  # most probable tokens that are kept of every position and call
 FIXED = "fixed"  # the first mask of every trajectory; the others are the sampler's own
 MAX_MASKS = 8  # bits of a byte
 DEFICIT, PROB = 65535, 255  # the integers that stand for 1
-MAGIC = b"\x1f\x8b"  # of gzip
 MAX_HEADER, MAX_BYTES = 2**23, 2**27  # of an unpacked file
 SPOILT = (EOFError, gzip.BadGzipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 RANGES = {  # of the numbers in a header
@@ -154,30 +153,26 @@ class Trajectory:
         return _read(io.BytesIO(data), name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_whole(path, self.to_bytes())
+        write_file(path, self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trajectory:
         try:
-            with opened(path) as file:
+            with open_regular(path) as file:
                 return _read(file, os.fspath(path))
         except OSError as error:
             raise LimpetError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
 
 
 def _read(file: IO[bytes], name: str) -> Trajectory:
-    foreign = LimpetError(f"{name} is not a limpet trajectory: make one with `limpet sample --record FILE`")
-    damaged = LimpetError(f"{name} is damaged: record it again")
-    if file.read(2) != MAGIC:
-        raise foreign
-    file.seek(0)
-    line, values = b"", None
+    damaged = LimpetError(
+        f"{name} is damaged or not a limpet trajectory: record it again with `limpet sample --record FILE`"
+    )
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
-            line = unpacked.readline(MAX_HEADER)
-            values = json.loads(line)
-            if not isinstance(values, dict) or values.get("format") != FORMAT or "version" not in values:
-                raise foreign
+            values = json.loads(unpacked.readline(MAX_HEADER))
+            if values["format"] != FORMAT:
+                raise damaged
             if values["version"] != VERSION:
                 raise LimpetError(
                     f"{name} is a trajectory of version {values['version']!r}; this limpet reads version {VERSION}: "
@@ -186,11 +181,10 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
             trajectory = _without_frames(values)
             size = trajectory.header.frames * trajectory.header.layout.itemsize
             data = unpacked.read(size + 1)  # one byte more, to notice a file that is too long
-    except LimpetError:
+    except LimpetError:  # which is a ValueError
         raise
     except SPOILT as error:
-        strange = values is None and line and not line.startswith(b'{"format":"limpet')
-        raise (foreign if strange else damaged) from error
+        raise damaged from error
     if len(data) != size:
         raise damaged
     trajectory.frames = trajectory.header.unpack(data)
@@ -281,9 +275,8 @@ def _tracing_backend(candidates: int, found: list[tuple[Tensor, Tensor]]) -> Bac
     def advance(head: Head, features: Tensor, plan: TracedPlan) -> Outcome:
         logits = head(features)
         outcome = sparse.BACKEND.advance(lambda rows: rows, logits, plan.inner)
-        position = positions(plan.call.tokens)
-        rows = torch.stack([torch.zeros_like(position), position], -1)  # of the one sample
-        scores = log_probs(logits[0], rows, plan.call, plan.transition.temperature)
+        every = torch.ones_like(plan.call.tokens).nonzero()
+        scores = log_probs(logits[0], every, plan.call, plan.transition.temperature)
         values, top_tokens = scores.topk(candidates, -1)
         found.append((top_tokens, (values - scores.logsumexp(-1, keepdim=True)).exp()))
         return outcome

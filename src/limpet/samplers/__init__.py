@@ -9,7 +9,7 @@ from limpet.samplers.gibbs import Gibbs
 from limpet.samplers.gidd import GIDDAdaptive, GIDDCorrection
 from limpet.samplers.guided import Guided
 from limpet.samplers.mend import Mend
-from limpet.samplers.names import as_sampler, available, describe, find, from_dict, parse
+from limpet.samplers.names import as_sampler, available, describe, find, from_dict, named_samplers, parse
 from limpet.samplers.native import Native
 from limpet.samplers.params import Param, param, params
 from limpet.samplers.psi import Psi
@@ -40,6 +40,7 @@ __all__ = [
     "describe",
     "find",
     "from_dict",
+    "named_samplers",
     "param",
     "params",
     "parse",

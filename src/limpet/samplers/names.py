@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +70,33 @@ def as_sampler(sampler: Sampler | str, **common: Any) -> Sampler:
     if not isinstance(sampler, Sampler):
         raise LimpetError(f'a sampler is a limpet.Sampler or a text such as "crs nfe=16", not {sampler!r}')
     return sampler
+
+
+def named_samplers(
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str], nfe: int | None = None
+) -> dict[str, Sampler]:
+    """Samplers by name.
+
+    samplers: a mapping by name, or a sequence, of samplers and texts such as "crs budget=.25". nfe: network calls of
+    the texts that do not set them (default: the sampler's)."""
+    if isinstance(samplers, Mapping):
+        return {name: _captioned(one, nfe)[1] for name, one in samplers.items()}
+    captioned = [(str(one), *_captioned(one, nfe)) for one in samplers]
+    count = Counter(name for _, name, _ in captioned)
+    found: dict[str, tuple[str, Sampler]] = {}
+    for text, name, one in captioned:
+        name = name if count[name] == 1 else f"{name} nfe={one.nfe}"
+        if name in found:
+            raise LimpetError(
+                f"the samplers {found[name][0]!r} and {text!r} are both {name!r}: change one, or give it a "
+                f'caption, as in "other: {text.partition(": ")[2] or text}"'
+            )
+        found[name] = text, one
+    return {name: one for name, (_, one) in found.items()}
+
+
+def _captioned(sampler: Sampler | str, nfe: int | None) -> tuple[str, Sampler]:
+    return parse(sampler, nfe=nfe) if isinstance(sampler, str) else (as_sampler(sampler).caption, sampler)
 
 
 def _values(kind: type[Sampler], name: str, settings: Sequence[str], text: str) -> dict[str, Any]:

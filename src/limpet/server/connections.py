@@ -27,7 +27,7 @@ SHUTDOWN_SECONDS = 1.5  # for clients to read their last answer when the server 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SETTINGS: dict[str, Any] = {  # of uvicorn; requests of strangers must not fill the log
     "log_level": "error", "timeout_graceful_shutdown": 3, "timeout_keep_alive": 10, "server_header": False,
-    "access_log": False, "ws": "none", "proxy_headers": False,
+    "access_log": False, "ws": "none",
 }  # fmt: skip
 HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{0,5})?", re.ASCII)
 FULL_BODY = b'{"error": "the server has too many connections: come again in a second"}'
@@ -125,16 +125,19 @@ class Connection(H11Protocol):
         self._head_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _cancel(self, *timers: asyncio.TimerHandle | None) -> None:
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
+        for timer in filter(None, timers):
+            timer.cancel()
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, which stops within seconds and answers 503 to every client that still waits."""
 
     def __init__(self, app: Any) -> None:
-        super().__init__(uvicorn.Config(app, http=Connection, **SETTINGS))
+        proxies = list(map(str, app.state.proxies))
+        config = uvicorn.Config(
+            app, http=Connection, proxy_headers=bool(proxies), forwarded_allow_ips=proxies, **SETTINGS
+        )  # fmt: skip
+        super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that left
         self._queue: Queue = app.state.queue
 
@@ -150,21 +153,14 @@ class Server(uvicorn.Server):
 
 
 class RequestFilter:
-    """ASGI middleware that refuses requests for a foreign host and finds the client's address behind a proxy.
+    """ASGI middleware that passes only requests for a name of this server.
 
-    Only requests for a name of this server pass: otherwise a page on another site could reach a local server by a name
-    of its own (DNS rebinding). A server that listens on every address answers to any IP address, to this machine's name
-    and to the names that its owner gave it; nobody can point an IP address elsewhere."""
+    Otherwise a page on another site could reach a local server by a name of its own (DNS rebinding). A server that
+    listens on every address answers to any IP address, since nobody can point one elsewhere, to this machine's name and
+    to the names that its owner gave it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        host: str,
-        names: tuple[str, ...],
-        proxies: tuple[Network, ...],
-        error: Callable[[str], ASGIApp],
-    ) -> None:
-        self.app, self.proxies, self.error = app, proxies, error
+    def __init__(self, app: ASGIApp, host: str, names: tuple[str, ...], error: Callable[[str], ASGIApp]) -> None:
+        self.app, self.error = app, error
         ip = _ip(host)
         self.any_address = ip is not None and ip.is_unspecified
         self.names = {name.lower() for name in (*names, host)}
@@ -181,7 +177,6 @@ class RequestFilter:
                 app = self.error("the request has both Transfer-Encoding and Content-Length: send one of them")
             elif not self.is_own(headers.get(b"host", b"").decode("latin-1")):
                 app = self.error("this server has another name: use the address that it was started with")
-            scope["client"] = client_address(scope, self.proxies), 0
         await app(scope, receive, send)
 
     def is_own(self, host: str) -> bool:
@@ -202,25 +197,6 @@ def parse_proxies(addresses: Iterable[str]) -> tuple[Network, ...]:
 def is_trusted(address: str, proxies: tuple[Network, ...]) -> bool:
     ip = _ip(address)
     return ip is not None and any(ip in network for network in proxies)
-
-
-def client_address(scope: Scope, proxies: tuple[Network, ...]) -> str:
-    """The address that a request comes from: the last in X-Forwarded-For that is not a trusted proxy."""
-    address: str = scope["client"][0] if scope["client"] else ""
-    values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
-    forwarded = [text for text in ",".join(values).split(",") if text.strip()]
-    while forwarded and is_trusted(address, proxies):
-        address = _without_port(forwarded.pop().strip())
-    return address
-
-
-def _without_port(text: str) -> str:
-    """An address of X-Forwarded-For in one spelling, so that one client is counted as one."""
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    return str(_ip(text) or text[:64])
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

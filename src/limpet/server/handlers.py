@@ -107,19 +107,18 @@ def trajectories(resources: Resources, request: Request, report: Report) -> list
     return recorded
 
 
-def _file(resources: Resources, request: Request, report: Report) -> bytes:
-    """A trajectory file of one sample."""
+def trajectory_file(resources: Resources, request: Request, report: Report) -> bytes:
+    """One sample as a trajectory file."""
     return trajectories(resources, request, report)[0].to_bytes()
 
 
-def _events(resources: Resources, request: Request, report: Report) -> None:
-    """Everything was reported."""
+def trajectory_events(resources: Resources, request: Request, report: Report) -> None:
+    """The events alone."""
     trajectories(resources, request, report)
 
 
-HANDLERS: dict[str, Callable[[Resources, Request, Report], Any]] = {
-    "samples": samples, "file": _file, "events": _events,
-}  # fmt: skip
+HANDLERS: dict[str, Callable[[Resources, Request, Report], Any]]
+HANDLERS = {"samples": samples, "file": trajectory_file, "events": trajectory_events}
 
 
 def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from limpet.samplers import CRS, Native, Sampler
 from limpet.server import schema
 from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
 from limpet.server.playground import playground
-from limpet.server.scheduler import BROKEN, ClientLeft, RequestJob, Limits, Queue, Refusal
+from limpet.server.scheduler import BROKEN, ClientLeft, Limits, Queue, Refusal, RequestJob
 from limpet.server.workers import WorkerFactory
 
 BODY_SECONDS = 10.0  # for the body of a request to arrive
@@ -92,18 +92,17 @@ def application(
         "/api/models": _answer({"models": page_data["models"]}),
         "/api/openapi.json": _answer(schema.openapi(kinds)),
     }
-    trusted = parse_proxies(proxies)
     app = Starlette(
         routes=[
             *(Route(path, response, methods=["GET"]) for path, response in fixed_answers.items()),
             Route("/ready", ready),
             *(Route(f"/api/{kind}", partial(answer_request, kind), methods=["POST"]) for kind in kinds),
         ],
-        middleware=[Middleware(RequestFilter, host=host, names=names, proxies=trusted, error=_bad_request)],
+        middleware=[Middleware(RequestFilter, host=host, names=names, error=_bad_request)],
         exception_handlers=dict.fromkeys((LimpetError, HTTPException, ClientLeft, Exception), _error_answer),
         lifespan=lifespan,
     )
-    app.state.queue, app.state.proxies = queue, trusted
+    app.state.queue, app.state.proxies = queue, parse_proxies(proxies)
     return app
 
 

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
 import limpet
-from limpet.errors import LimpetError, unknown
+from limpet.errors import LimpetError, unknown_name
 from limpet.generation import SEED
 from limpet.recording.page import asset
 from limpet.samplers import Param, Sampler, describe, params
@@ -193,7 +193,7 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel], offer: Offer) ->
         own: Any = FixedText.model_fields if loc[0] == "fixed" else model.model_fields
         is_param = loc[0] in ("sampler", "samplers") and len(loc) > 1
         known = params(offer.available[loc[-2]]) if is_param else own
-        return str(unknown(f"{inside} has no field", _brief(loc[-1]).strip('"'), known))
+        return str(unknown_name(f"{inside} has no field", _brief(loc[-1]).strip('"'), known))
     if error["type"].startswith("union_tag"):
         return f"{where} names the sampler {_brief(value.get('sampler'))}; here are {', '.join(offer.available)}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):

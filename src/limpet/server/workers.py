@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from limpet.errors import LimpetError
 from limpet.server.handlers import HANDLERS, Report, Request, Resources
@@ -35,59 +35,28 @@ Check = Callable[[], None]  # raises when work must stop
 Message = tuple[str, Any]  # from the process: begun, event, done, refused, failed or stopped; and its content
 
 
-class RequestWorker(Protocol):
-    """Runs one request at a time."""
-
-    models: dict[str, dict[str, Any]]  # facts of each model, see `Resources.facts`
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can begin at once."""
-        ...
-
-    def prepare(self, check: Check) -> None:
-        """Wait until it can begin; `check` is called meanwhile."""
-        ...
-
-    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
-        """The result of a request. `report` is called after every network call, `check` also during a call."""
-        ...
-
-    def close(self) -> None:
-        """Stop for ever, whatever it does."""
-        ...
-
-
-WorkerFactory = Callable[[], RequestWorker]
-
-
-def in_this_process(resources: Resources) -> WorkerFactory:
-    """Workers in the server's process, for trusted requests: work stops between network calls only."""
-    return lambda: LocalWorker(resources)
-
-
-def in_processes(load: Callable[[], Resources]) -> WorkerFactory:
-    """Workers in processes of their own, each of which calls `load`; `load` must be picklable."""
-    return lambda: WorkerProcess(load)
-
-
 class LocalWorker:
-    is_ready = True
+    """A worker in the server's process, for trusted requests: work stops between network calls only."""
+
+    is_ready = True  # whether it can begin at once
 
     def __init__(self, resources: Resources) -> None:
         self.resources, self.models = resources, resources.facts()
 
     def prepare(self, check: Check) -> None:
-        pass
+        """Wait until it can begin; `check` is called meanwhile."""
 
     def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+        """The result of a request. `report` is called after every network call, `check` also during a call."""
         return HANDLERS[kind](self.resources, request, report)
 
     def close(self) -> None:
-        pass
+        """Stop for ever, whatever it does."""
 
 
 class WorkerProcess:
+    """A worker in a process of its own, which calls `load`; `load` must be picklable. Methods as in `LocalWorker`."""
+
     def __init__(self, load: Callable[[], Resources]) -> None:
         self._load, self._is_closed, self._lock = load, False, threading.Lock()
         self._pipe: Connection
@@ -202,6 +171,18 @@ class WorkerProcess:
         with self._lock:
             self._is_closed = True
             self._process.kill()
+
+
+RequestWorker = LocalWorker | WorkerProcess
+WorkerFactory = Callable[[], RequestWorker]
+
+
+def in_this_process(resources: Resources) -> WorkerFactory:
+    return lambda: LocalWorker(resources)
+
+
+def in_processes(load: Callable[[], Resources]) -> WorkerFactory:
+    return lambda: WorkerProcess(load)
 
 
 def _serve(pipe: Connection, load: Callable[[], Resources]) -> None:

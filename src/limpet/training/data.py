@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,15 +24,16 @@ SPLITS = ("train", "test", "validation")  # in the order in which the documents 
 
 def read_documents(files: Sequence[Path]) -> list[str]:
     """The documents of some text files, plain or .xz: whatever stands between blank lines, or each of JSON lines."""
-    found: list[str] = []
-    for file in files:
-        try:
-            raw = file.read_bytes()
-            text = (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")
-        except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise LimpetError(f"{file} is not a UTF-8 text file that can be read ({error}): name one") from error
-        found += documents(text, file)
-    return found
+    return [document for file in files for document in documents(read_file(file), file)]
+
+
+def read_file(file: Path) -> str:
+    """The text of a UTF-8 file, plain or .xz."""
+    try:
+        raw = file.read_bytes()
+        return (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise LimpetError(f"{file} is not a UTF-8 text file that can be read ({error}): name one") from error
 
 
 def split_documents(documents: Sequence[str], validation: float, test: float) -> dict[str, list[str]]:
@@ -91,6 +93,7 @@ class Stream:
     ids: Tensor  # (N,), any integer type
     bytes: int
     end: int
+    prompt: int = 0  # leading tokens of a row that are given: none
 
     def count(self, length: int, offset: int = 0) -> int:
         """How many rows of this length the stream fills, from `offset` on."""
@@ -103,6 +106,22 @@ class Stream:
         rows[:, 1:-1] = self.ids[inside]
         return rows
 
+    def batch(self, length: int, size: int, seed: int, step: int) -> Tensor:
+        """The rows of one step: epochs in a fresh order, each cutting the text at its own offset."""
+        available = self.count(length, length - 3)  # at the largest offset, so at every one
+        if available < size:
+            raise LimpetError(f"{len(self.ids)} training tokens do not fill {size} rows of {length}: lower [run] batch")
+        epoch, place = divmod(step, available // size)
+        generator = torch.Generator().manual_seed(seed_of(seed, -2 - epoch))
+        offset = int(torch.randint(length - 2, (), generator=generator))
+        order = torch.randperm(available, generator=generator)
+        which = order[place * size : (place + 1) * size]
+        return self.rows(which.to(self.ids.device), length, offset)
+
+    def bytes_in_row(self, length: int) -> float:
+        """Bytes of text in a row, on average."""
+        return self.bytes * (length - 2) / len(self.ids)
+
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()
@@ -111,12 +130,44 @@ class Stream:
         return Stream(self.ids.to(device), self.bytes, self.end)
 
 
+class Split(Protocol):
+    """One part of the data, on one device, as rows for a model of some length."""
+
+    @property
+    def ids(self) -> Tensor: ...
+
+    @property
+    def prompt(self) -> int: ...
+
+    def count(self, length: int) -> int: ...
+
+    def rows(self, which: Tensor, length: int) -> Tensor: ...
+
+    def batch(self, length: int, size: int, seed: int, step: int) -> Tensor: ...
+
+    def bytes_in_row(self, length: int) -> float: ...
+
+    def to(self, device: torch.device) -> Split: ...
+
+
+def seed_of(seed: int, step: int) -> int:
+    """One seed per step, far apart for neighbouring steps."""
+    return ((seed * 0x9E3779B97F4A7C15) ^ ((step + 1) * 0xD1B54A32D192ED03)) & (2**63 - 1)
+
+
 @dataclass(frozen=True)
-class Text:
-    """A prepared corpus: its tokenizer and its splits, as they lie in a folder."""
+class Corpus:
+    """Prepared data: its tokenizer and its splits, as they lie in a folder."""
 
     tokenizer: Tokenizer
-    splits: dict[str, Stream]
+    splits: Mapping[str, Split]
+
+
+@dataclass(frozen=True)
+class Text(Corpus):
+    """A prepared corpus of packed text."""
+
+    splits: Mapping[str, Stream]
 
 
 def prepare(files: Sequence[Path], folder: Path, vocab_size: int, validation: float, test: float) -> Iterator[str]:

@@ -13,9 +13,9 @@ from limpet.diffusion.process import LOG_LINEAR
 from limpet.evaluation.judges import causal
 from limpet.models import duo
 from limpet.training import objectives
-from limpet.training.data import Stream
+from limpet.training.data import Split
 
-Network = duo.Network | causal.Network
+Network = duo.DuoNetwork | causal.CausalNetwork
 
 
 @dataclass(frozen=True)
@@ -35,30 +35,28 @@ def log_probs(network: nn.Module, z: Tensor, signal: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
-def shown(network: Network, rows: Tensor, noise: torch.Generator | None = None) -> tuple[Tensor, ...]:
-    """What a network is shown of clean rows: the rows themselves, and of a Duo network their state at one stratified
-    time a row, with its signal (B,) float64."""
-    if isinstance(network, causal.Network):
+def shown(network: Network, rows: Tensor, noise: torch.Generator | None = None, prompt: int = 0) -> tuple[Tensor, ...]:
+    """What the loss is computed from: clean rows and, for a Duo network, their noisy tokens at one stratified time per
+    row, with the signal (B,) float64. The first `prompt` tokens stay clean."""
+    if isinstance(network, causal.CausalNetwork):
         return (rows,)
     signal = LOG_LINEAR.signal(objectives.stratified_times(len(rows), noise, rows.device))
-    return rows, objectives.add_noise(rows, signal, network.shape.vocab_size, noise), signal
+    return rows, objectives.add_noise(rows, signal, network.shape.vocab_size, noise, prompt), signal
 
 
-def token_nats(network: Network, rows: Tensor, *noisy: Tensor) -> Tensor:
-    """Of what it is shown, a Duo network's bound on each token, or a judge's NLL of each but the first, which every row
-    shares."""
-    if isinstance(network, causal.Network):
-        return objectives.causal_nll(network(rows), rows)
+def token_nats(network: Network, rows: Tensor, *noisy: Tensor, prompt: int = 0) -> Tensor:
+    """A Duo network's bound on each token after the prompt, or a judge's NLL of each but the first: (B, tokens)."""
+    if isinstance(network, causal.CausalNetwork):
+        return objectives.causal_nll(network(rows), rows)[:, max(prompt - 1, 0) :]
     z, signal = noisy
-    return objectives.duo_nll(log_probs(network, z, signal), z, rows, signal)
+    predicted = log_probs(network, z, signal)[:, prompt:]
+    return objectives.duo_nll(predicted, z[:, prompt:], rows[:, prompt:], signal)
 
 
 @torch.no_grad()
-def held_out(network: Network, stream: Stream, rows: int | None = None, draws: int = 1, batch: int = 256) -> HeldOut:
-    """The mean over rows spread evenly over a split (all of them, unless told how many).
-
-    A row's text is what stands between its end tokens."""
-    length, device = network.shape.length, stream.ids.device
+def held_out(network: Network, stream: Split, rows: int | None = None, draws: int = 1, batch: int = 256) -> HeldOut:
+    """The mean over rows spread evenly over a split (default: all of them)."""
+    length, device, prompt = network.shape.length, stream.ids.device, stream.prompt
     total = stream.count(length)
     count = total if rows is None else min(rows, total)
     which = (torch.arange(count, device=device) * total) // count
@@ -66,9 +64,10 @@ def held_out(network: Network, stream: Stream, rows: int | None = None, draws: i
     for draw in range(draws):
         noise = torch.Generator(device).manual_seed(draw)
         batches = (stream.rows(part, length) for part in torch.split(which, batch))
-        nats = torch.cat([token_nats(network, *shown(network, some, noise)).double() for some in batches])
+        nats = torch.cat(
+            [token_nats(network, *shown(network, some, noise, prompt), prompt=prompt).double() for some in batches]
+        )
         means.append(float(nats.sum(-1).mean()))
     mean, tokens = float(np.mean(means)), nats.shape[1]
     error = float(np.std(means, ddof=1) / math.sqrt(draws)) if draws > 1 else 0.0
-    bytes_per_row = stream.bytes * (length - 2) / len(stream.ids)
-    return HeldOut(mean / tokens, error / tokens, mean / math.log(2) / bytes_per_row, count, draws)
+    return HeldOut(mean / tokens, error / tokens, mean / math.log(2) / stream.bytes_in_row(length), count, draws)

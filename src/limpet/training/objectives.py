@@ -16,8 +16,9 @@ def duo_nll(log_probs: Tensor, z: Tensor, x0: Tensor, signal: float | Tensor) ->
     """The continuous-time bound on -ln p(x0), per token, at one noise level of the log-linear schedule.
 
     log_probs (B, L, V), noisy tokens z and clean tokens x0 (B, L), one signal or (B,) -> (B, L). With
-    r = V signal / noise, the forward distribution is (1 + r [j = x0]) noise / V and the model's (1 + r law_j) noise / V, so that
-    everything is said by u_j = ln(1 + r law_j): the sum over the vocabulary is a single sum of u."""
+    r = V signal / noise, the forward distribution is (1 + r [j = x0]) noise / V and the model's is
+    (1 + r p_j) noise / V. Everything is a function of u_j = ln(1 + r p_j): the sum over the vocabulary is a single sum
+    of u."""
     vocab_size = log_probs.shape[-1]
     signal = torch.as_tensor(signal, dtype=torch.float64, device=log_probs.device)
     signal = signal.reshape(signal.shape + (1,) * (z.dim() - signal.dim()))
@@ -44,10 +45,15 @@ def stratified_times(count: int, generator: torch.Generator | None, device: torc
     return FIRST + (1 - FIRST) * even
 
 
-def add_noise(x0: Tensor, signal: Tensor, vocab_size: int, generator: torch.Generator | None) -> Tensor:
-    """Replace each token with probability 1 - signal by a uniform one (perhaps itself): (B, L), (B,) -> (B, L)."""
+def add_noise(
+    x0: Tensor, signal: Tensor, vocab_size: int, generator: torch.Generator | None, prompt: int = 0
+) -> Tensor:
+    """Replace each token with probability 1 - signal by a uniform one (perhaps itself): (B, L), (B,) -> (B, L).
+
+    The first `prompt` tokens stay as they are."""
     replaced = torch.rand(x0.shape, device=x0.device, generator=generator) >= signal[:, None]
     uniform = torch.randint(vocab_size, x0.shape, device=x0.device, generator=generator)
+    replaced[:, :prompt] = False
     return torch.where(replaced, uniform, x0)
 
 

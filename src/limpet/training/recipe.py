@@ -23,17 +23,45 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Clues(Part):
+    """Which cells of a sudoku board are given in training: a uniform number from `fewest` to `most`, or none at all."""
+
+    fewest: int = param(17, "the fewest clues of a puzzle", low=0, high=81)
+    most: int = param(60, "the most clues of a puzzle", low=0, high=81)
+    none: float = param(0.15, "share of the rows without any clue", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fewest > self.most:
+            raise LimpetError(f"fewest is {self.fewest} and most is {self.most}: give fewest <= most")
+
+
+@dataclass(frozen=True)
 class Data(Part):
-    """Which text, and how it is cut: `folder` keeps it tokenised, for every recipe that names it."""
+    """What is learned and how it is cut into rows; `folder` keeps it as tokens, for every recipe that names it.
+
+    "text" is documents, packed into rows. "lines" is one row per line of the files, filled with spaces; characters are
+    the tokens. "sudoku" is written by a program: puzzle and solution in 164 tokens."""
 
     files: list[str]
     folder: str
+    format: Literal["text", "lines", "sudoku"] = "text"
     vocab_size: int = param(
-        4096, "tokens of the tokenizer: every byte, the end of a text, and merges", low=257, high=2**16
+        4096, 'tokens of the tokenizer; for "text" every byte, the end of a text, and merges', low=2, high=2**16
     )
-    length: int = param(256, "tokens of a row, its two ends included", low=3)
+    length: int = param(256, "tokens of a row", low=3)
     validation: float = 0.03
     test: float = 0.03
+    split_seed: int = param(0, "seed of the choice of held-out lines, or of the sudoku boards", low=0, high=2**63)
+    boards: int = param(20_000, "sudoku boards solved independently; symmetries make all others", low=100)
+    clues: Clues = field(default_factory=Clues)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == "text" and self.vocab_size < 257:
+            raise LimpetError(f"vocab_size is {self.vocab_size}; it takes a whole number from 257 for text")
+        if self.format == "sudoku" and (self.vocab_size, self.length) != (12, 164):
+            raise LimpetError(f"vocab_size is {self.vocab_size} and length is {self.length}: sudoku takes 12 and 164")
 
 
 @dataclass(frozen=True)
@@ -45,6 +73,7 @@ class Sizes(Part):
     blocks: int = param(MISSING, "transformer blocks", low=1)
     heads: int = param(MISSING, "of attention, each of even width", low=1)
     cond: int = 128
+    learned_positions: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,6 +100,7 @@ class Run(Part):
     average: float = 0.999
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    graph: bool = False  # replay each step as one CUDA graph; without effect on a CPU
     validate_every: int = param(500, "steps between looks at held-out rows", low=1)
     validate_rows: int = param(1024, "how many of them are looked at", low=1)
     save_every: int = param(1000, "steps between checkpoints", low=1)

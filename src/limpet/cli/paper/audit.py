@@ -15,7 +15,7 @@ from limpet.cli.study import compute, for_each, report_documents, write_reports
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN
 from limpet.experiments import PAPER, JudgeSpec, ModelCache, Results, Store, Study, collect, local, report
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 from limpet.paper import studies
 
 Name = Literal[
@@ -117,8 +117,8 @@ def _study(
             preset = replace(preset, nfe=nfe, final_step_nfe=nfe)
         return studies.study(name, preset), "float32"
     own = studies.audit_presets(name)[size]
-    asked = {"n": n, "nfe": nfe, "text": text and str(text)}
-    changes = {field: value for field, value in asked.items() if value is not None and hasattr(own.settings, field)}
+    options = {"n": n, "nfe": nfe, "text": text and str(text)}
+    changes = {field: value for field, value in options.items() if value is not None and hasattr(own.settings, field)}
     changed = replace(own, settings=replace(own.settings, **changes), models=models or own.models)
     return studies.study(name, changed), own.precision
 

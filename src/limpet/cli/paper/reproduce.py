@@ -22,10 +22,10 @@ from limpet.cli.study import choose_executor, compute
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN, Judge
 from limpet.experiments import ModelCache, Plan, Probe, Results, SamplingUnit, Store, Study, collect, report, resolve
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.generation import default_batch_size
 from limpet.models import Denoiser
-from limpet.models.model_files import MINIS
+from limpet.models.model_files import BUILTIN_FOLDER, builtin_folder
 from limpet.paper import studies
 from limpet.samplers import CRS
 
@@ -100,7 +100,8 @@ def hub_replacements(folder: Path) -> dict[str, str]:
     """The built-in models in folders with the names of the hub: what loads there loads here."""
     for name, builtin in REHEARSAL_MODELS.items():
         if not (folder / name / "config.json").is_file():
-            shutil.copytree(MINIS / builtin, folder / name, dirs_exist_ok=True)
+            shutil.copytree(builtin_folder(builtin), folder / name, dirs_exist_ok=True)
+            shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder / name)  # the built-in models share it
     return {name: str(folder / name) for name in REHEARSAL_MODELS}
 
 
@@ -200,11 +201,9 @@ def publish(found: Sequence[Results], failed: Mapping[str, str], preset: str, fo
         "preset": preset,
         "tally": report.count_verdicts(entries),
         "failed": dict(failed),
-        "studies": [
-            report.to_dict(results, results.study.build_report(report.rounded(results))) for results in found
-        ],
+        "studies": [report.to_dict(results, results.study.build_report(report.rounded(results))) for results in found],
     }
-    write_whole(folder / FILE, json_module.dumps(document, ensure_ascii=False, allow_nan=False).encode())
+    write_file(folder / FILE, json_module.dumps(document, ensure_ascii=False, allow_nan=False).encode())
     show(json, document, (_claims_table(entries), document["tally"]))
     for unit, reason in failed.items():
         err.print(f"{unit} failed: {reason}", style="red", markup=False)

@@ -19,7 +19,7 @@ class Checker(Protocol):
     share of distinct ones for example. `conventions: {name: sentence}` says how each value is taken."""
 
     def check(self, text: str) -> Mapping[str, bool | float]:
-        """Values of one text, by name. Every text gets the same names; NaN stands for a value that does not apply."""
+        """Values of one text, by name. A name that is missing, or NaN, is left out of the mean over texts."""
         ...
 
 

@@ -18,9 +18,9 @@ from limpet.evaluation.judges.likelihood import (
     score_samples,
 )
 from limpet.models import Denoiser, exact_sources
-from limpet.models.duo import dtype_of
 from limpet.models.exact import Source
-from limpet.models.model_files import MINIS, read_config, usable_device, whole_builtin
+from limpet.models.model_files import BUILTIN_FOLDER, builtin_folder, read_config, usable_device
+from limpet.models.networks import dtype_of
 
 BUILTIN = "mini-judge"
 AUTO = "auto"  # the convention that follows from the judge and the samples
@@ -28,7 +28,7 @@ AUTO = "auto"  # the convention that follows from the judge and the samples
 
 def has_builtin() -> bool:
     """Whether the built-in judge is part of this installation."""
-    return (MINIS / BUILTIN / "config.json").is_file()
+    return (BUILTIN_FOLDER / BUILTIN / "config.json").is_file()
 
 
 def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, precision: str = "float32") -> Judge:
@@ -44,7 +44,7 @@ def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, pr
     if name.startswith("exact:"):
         return SourceJudge(exact_sources.source(name))
     place = usable_device(device)
-    folder = whole_builtin(name) if name == BUILTIN else Path(name).expanduser()
+    folder = builtin_folder(name) if name == BUILTIN else Path(name).expanduser()
     if read_config(folder).get("model_type") == "causal":
         return causal.load(name, folder, place, dtype)
     if name == BUILTIN:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,24 +12,24 @@ from torch import Tensor, nn
 
 from limpet.errors import LimpetError
 from limpet.evaluation.judges.base import Judge
-from limpet.models.duo import (
-    MOST_BLOCKS,
-    MOST_LENGTH,
-    MOST_WIDTH,
-    Layers,
+from limpet.models.model_files import read_config, whole_number
+from limpet.models.networks import (
+    MAX_BLOCKS,
+    MAX_LENGTH,
+    MAX_WIDTH,
     Linear,
     Norm,
     Rotary,
+    TransformerBlock,
     attend,
     set_precision,
 )
-from limpet.models.model_files import Takes, read_config
 from limpet.models.tensor_files import digest_of, fill, open_tensors, unpacked
-from limpet.models.tokenizers import Tokenizer, read_tokenizer
+from limpet.models.tokenizers import HuggingFaceTokenizer, read_tokenizer
 
 
 @dataclass(frozen=True)
-class Shape:
+class CausalShape:
     """Every size of a causal network; `length` is the longest context it was trained on."""
 
     vocab_size: int
@@ -41,20 +40,14 @@ class Shape:
     hidden: int
 
 
-MOST = {"blocks": MOST_BLOCKS, "vocab_size": MOST_LENGTH, "length": MOST_LENGTH}
+LIMITS = {"blocks": MAX_BLOCKS, "vocab_size": MAX_LENGTH, "length": MAX_LENGTH}
+FIELDS = {one.name: whole_number(LIMITS.get(one.name, MAX_WIDTH)) for one in fields(CausalShape)}
 
 
-def _takes(most: int) -> tuple[str, Callable[[Any], bool]]:
-    return f"a whole number from 1 to {most}", lambda value: type(value) is int and 0 < value <= most
-
-
-TAKES: Takes = {one.name: _takes(MOST.get(one.name, MOST_WIDTH)) for one in fields(Shape)}
-
-
-class Block(Layers):
+class CausalBlock(TransformerBlock):
     """Attention to the past, then the MLP, each after a norm; dropout in training only."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: CausalShape, dropout: float) -> None:
         super().__init__(shape.width, shape.heads, shape.hidden)
         self.dropout = nn.Dropout(dropout)
 
@@ -64,17 +57,17 @@ class Block(Layers):
         return cast(Tensor, x + self.dropout(self.mlp(self.norm2(x))))
 
 
-class Network(nn.Module):
+class CausalNetwork(nn.Module):
     """Tokens -> features that depend on the past alone; features -> logits of the next token.
 
     The head is the transposed embedding: one matrix for both."""
 
-    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+    def __init__(self, shape: CausalShape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size, shape.width))
         self.rotary_emb = Rotary(shape.width // shape.heads)
-        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.blocks))
+        self.blocks = nn.ModuleList(CausalBlock(shape, dropout) for _ in range(shape.blocks))
         self.norm_final = Norm(shape.width)
         nn.init.normal_(self.embedding, std=0.02)
         for name, parameter in self.named_parameters():  # small, so that the residual does not grow with depth
@@ -100,7 +93,7 @@ class Network(nn.Module):
 class CausalJudge(Judge):
     """A causal network as a judge."""
 
-    def __init__(self, name: str, network: Network, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, name: str, network: CausalNetwork, tokenizer: HuggingFaceTokenizer | None) -> None:
         self.name, self.network, self.tokenizer = name, network, tokenizer
         self.digest = digest_of(dict(network.named_parameters()), {"context": network.shape.length})
         self.context, self.vocab_size = network.shape.length, network.shape.vocab_size
@@ -121,10 +114,10 @@ class CausalJudge(Judge):
 
 def load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> CausalJudge:
     """Read a judge's folder. In bfloat16 the linear maps of the blocks are rounded; embedding and head are not."""
-    sizes = {key: value for key, value in read_config(folder, TAKES, "a judge").items() if key != "model_type"}
+    sizes = {key: value for key, value in read_config(folder, FIELDS, "a judge").items() if key != "model_type"}
     try:
         with torch.device("meta"):
-            network = Network(Shape(**sizes))
+            network = CausalNetwork(CausalShape(**sizes))
     except (TypeError, RuntimeError, ZeroDivisionError) as error:
         raise LimpetError(f"{folder / 'config.json'} gives no sizes of a judge ({error}): copy it again") from error
     path = folder / "model.safetensors"

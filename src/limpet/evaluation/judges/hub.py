@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.evaluation.judges.base import Judge
 from limpet.models.model_files import TOKENIZER_FILES, hub_folder, read_config
 from limpet.models.tensor_files import digest_of
-from limpet.models.tokenizers import Tokenizer, read_tokenizer
+from limpet.models.tokenizers import HuggingFaceTokenizer, read_tokenizer
 
 DEFAULT_CONTEXT = 1024  # of a model whose config names none
 IGNORED = ("transformers_version", "dtype", "torch_dtype")  # keys of config.json that do not change a score
@@ -27,7 +27,7 @@ class HubJudge(Judge):
     Most models end in a linear map on the last hidden state; the head then runs on a few rows at a time. Models that
     do more (cap or scale their logits) compute their logits themselves, all at once."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Tokenizer | None, config: dict[str, Any]) -> None:
+    def __init__(self, name: str, model: Any, tokenizer: HuggingFaceTokenizer | None, config: dict[str, Any]) -> None:
         self.name, self.model, self.tokenizer, self.config = name, model, tokenizer, config
         text_config = model.config.get_text_config()
         self.vocab_size = int(text_config.vocab_size)
@@ -70,7 +70,7 @@ class HubJudge(Judge):
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
     """Load a judge by hub name or folder; a model without a tokenizer.json scores ids only."""
-    transformers = extra("transformers", "judges")
+    transformers = import_extra("transformers", "judges")
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = hub_folder(name, None, ("config.json",), FILES)

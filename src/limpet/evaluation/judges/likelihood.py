@@ -19,14 +19,14 @@ from limpet.errors import LimpetError
 from limpet.evaluation.judges.base import Judge, Progress
 from limpet.evaluation.judges.exact import SourceJudge
 from limpet.evaluation.metrics.ngrams import as_ids
-from limpet.files import write_whole
+from limpet.files import write_file
 from limpet.models import Tokenizer
 
 RELEASED_LENGTH = 1024  # the released code truncates a text to as many ids
 STAND_INS = 8  # characters by which the decoded text of a part of the ids may exceed its share of the whole text
 
 
-class Reading(NamedTuple):
+class JudgeInput(NamedTuple):
     """What a judge reads of one sample: ids, which of them after the first count, and how many were dropped."""
 
     ids: NDArray[np.int64]
@@ -38,10 +38,10 @@ class Reading(NamedTuple):
         return hashlib.sha256(self.ids.astype("<i8").tobytes() + b"|" + self.counted.tobytes()).hexdigest()
 
 
-def _reading(ids: Sequence[int] | NDArray[np.int64], first: int = 0, dropped: int = 0) -> Reading:
+def _judge_input(ids: Sequence[int] | NDArray[np.int64], first: int = 0, dropped: int = 0) -> JudgeInput:
     """Every id from index `first` on counts, except the very first, which has no context."""
     array = np.asarray(ids, dtype=np.int64)
-    return Reading(array, np.arange(1, len(array)) >= first, dropped)
+    return JudgeInput(array, np.arange(1, len(array)) >= first, dropped)
 
 
 def _tokenizer(judge: Judge) -> Tokenizer:
@@ -63,18 +63,18 @@ def prompt_ids(tokenizer: Tokenizer, ids: list[int], prompt: str) -> int:
     return next(k for k in range(most, -1, -1) if prompt.startswith(tokenizer.decode(ids[:k])))
 
 
-def _read_ids(judge: Judge, sample: Any, prompt: Any) -> Reading:
+def _read_ids(judge: Judge, sample: Any, prompt: Any) -> JudgeInput:
     own, before = as_ids(sample), as_ids([] if prompt is None else prompt)
     pad = judge.vocab_size
     kept, kept_before = own[own != pad], before[before != pad]
     dropped = len(own) + len(before) - len(kept) - len(kept_before)
-    return _reading(np.concatenate([kept_before, kept]), len(kept_before), dropped)
+    return _judge_input(np.concatenate([kept_before, kept]), len(kept_before), dropped)
 
 
-def _read_text(judge: Judge, sample: Any, prompt: Any) -> Reading:
+def _read_text(judge: Judge, sample: Any, prompt: Any) -> JudgeInput:
     tokenizer = _tokenizer(judge)
     ids = tokenizer.encode((prompt or "") + sample)
-    return _reading(ids, prompt_ids(tokenizer, ids, prompt or ""))
+    return _judge_input(ids, prompt_ids(tokenizer, ids, prompt or ""))
 
 
 def _decode(judge: Judge, ids: Any) -> str:
@@ -84,7 +84,7 @@ def _decode(judge: Judge, ids: Any) -> str:
     return "[PAD]".join(tokenizer.decode(run[run != judge.vocab_size].tolist()) for run in runs)
 
 
-def _read_released(judge: Judge, sample: Any, prompt: Any) -> Reading:
+def _read_released(judge: Judge, sample: Any, prompt: Any) -> JudgeInput:
     if prompt is not None and len(prompt):
         raise LimpetError("the released code scores no continuation of a prompt: use the convention ids or text")
     if judge.eos is None:
@@ -95,17 +95,17 @@ def _read_released(judge: Judge, sample: Any, prompt: Any) -> Reading:
     if judge.eos not in ids and len(ids) < limit:
         ids = np.append(ids, judge.eos)  # the released code pads with this id and counts the first one
     end = ids == judge.eos
-    return Reading(ids, (~end | (end.cumsum() == 1))[1:])
+    return JudgeInput(ids, (~end | (end.cumsum() == 1))[1:])
 
 
-def _read_exact(judge: Judge, sample: Any, prompt: Any) -> Reading:
+def _read_exact(judge: Judge, sample: Any, prompt: Any) -> JudgeInput:
     if not isinstance(judge, SourceJudge):
         raise LimpetError(f"the convention exact needs the true distribution of an exact source; {judge.name} is none")
     before, own = (
         as_ids(_tokenizer(judge).encode(part) if isinstance(part, str) else part)
         for part in ([] if prompt is None else prompt, sample)
     )
-    return _reading(np.concatenate([[judge.start], before, own]), 1 + len(before))
+    return _judge_input(np.concatenate([[judge.start], before, own]), 1 + len(before))
 
 
 class Convention(NamedTuple):
@@ -113,7 +113,7 @@ class Convention(NamedTuple):
 
     rule: str  # the sentence that is printed with every score
     takes: tuple[str, ...]  # what a sample may be: "ids", "text"
-    read: Callable[[Judge, Any, Any], Reading]
+    read: Callable[[Judge, Any, Any], JudgeInput]
 
 
 CONVENTIONS = {
@@ -194,7 +194,7 @@ class ScoreCache:
         """Store a sum under (reading, judge, convention)."""
         try:
             self._file(*key).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._file(*key), json.dumps(_entry(nll, *key)))
+            write_file(self._file(*key), json.dumps(_entry(nll, *key)))
         except (OSError, LimpetError) as error:
             raise LimpetError(f"scores cannot be kept in {self.folder} ({error}): name another folder") from error
 

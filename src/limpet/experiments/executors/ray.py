@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from limpet.errors import LimpetError, extra
+from limpet.errors import LimpetError, import_extra
 from limpet.experiments.executors import ATTEMPTS, Executor, Group
 from limpet.experiments.worker import UnitEvent, Worker, WorkerConfig
 
@@ -25,7 +25,7 @@ def on_ray(address: str | None = None, workers: int | None = None, device: str |
     as fit."""
 
     def execute(config: WorkerConfig, groups: Sequence[Group]) -> Iterator[UnitEvent]:
-        ray = extra("ray", "ray")
+        ray = import_extra("ray", "ray")
         is_ours = not ray.is_initialized()
         if is_ours:
             try:

@@ -28,7 +28,7 @@ from limpet.experiments import (
     published_difference,
 )
 from limpet.files import Toml
-from limpet.models.duo import Precision
+from limpet.models.networks import Precision
 from limpet.paper.studies.presets import HERE, paper_seeds
 from limpet.paper.studies.published import parse_published
 from limpet.paper.studies.trajectories import AuditSettings, ForwardSettings

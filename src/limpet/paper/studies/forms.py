@@ -26,7 +26,9 @@ AT_MORE_CALLS = ("default", "calls")  # these also run at half the fewest and tw
 class MendVariant(Mend):
     """Mend with parameters that were tried and left out, since they improved nothing."""
 
-    min_gain: float = param(0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0)
+    min_gain: float = param(
+        0.0, "A token is revised only where the log-ratio to the best other token exceeds this.", low=0
+    )
     rest: int = param(0, "Calls for which a token is not inspected after it was committed or revised.", low=0)
     revise_from: float = param(0.0, "Tokens are revised from this share of the calls on.", low=0, high=1)
     revise_until: float = param(1.0, "Tokens are revised up to this share of the calls.", low=0, high=1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,8 +65,8 @@ def audit(
             at, changed = {"offset": offset}, [belief for belief in found if belief["changed"]]
             for suffix, kept in (("", found), (", where it changed", changed)):
                 for view in VIEWS:
-                    total = sum(belief[view] for belief in kept)
-                    yield ProbeValue(model.name, view + suffix, at, *percent(total, len(kept)))
+                    mean = sum(belief[view] for belief in kept) / len(kept) if kept else math.nan
+                    yield ProbeValue(model.name, view + suffix, at, 100 * mean, "%", len(kept))
             yield ProbeValue(model.name, "changed", at, *percent(len(changed), len(found)))
 
 

@@ -84,9 +84,7 @@ def best_mixture(
 ) -> SamplerMixture | None:
     """The mixture of some samplers with the released entropy and the lowest NLL, over all seeds; None if there is
     none with that entropy."""
-    points = {
-        text: tuple(results(f"{role}/{nfe}/{text}", name).mean for name in ("entropy", "nll")) for text in texts
-    }
+    points = {text: tuple(results(f"{role}/{nfe}/{text}", name).mean for name in ("entropy", "nll")) for text in texts}
     wanted = results(f"{role}/{released_cell(preset, final_step)}", "entropy").mean
     sampler_at = {point: text for text, point in reversed(points.items())}
     corners = zip(*hull(*zip(*points.values(), strict=True)), strict=True)
@@ -102,9 +100,7 @@ def best_mixture(
     return None
 
 
-def delta(
-    results: Results, preset: Preset, role: str, final_step: str, nfe: int, texts: Sequence[str]
-) -> Estimate:
+def delta(results: Results, preset: Preset, role: str, final_step: str, nfe: int, texts: Sequence[str]) -> Estimate:
     """The NLL of the best mixture minus the released sampler's.
 
     All seeds share one mixture, which has the released entropy on average. The difference of entropy within a seed is

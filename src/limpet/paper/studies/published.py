@@ -44,6 +44,7 @@ Claims = Mapping[str, Sequence[Finding]]  # the findings of each claim of a stud
 # By study, row and measure. Rows of the same name are of the same cells, so that studies can share them.
 TABLES: dict[str, dict[str, dict[str, str]]] = read_toml("paper.toml")
 PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()}
+NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "revision")  # studies of limpet's own
 
 
 def parse_published(text: str) -> PublishedValue | None:
@@ -122,7 +123,8 @@ class PaperResults(Results):
 
     def paper_text(self, row: str, measure: str) -> str:
         """What the paper prints, or nothing."""
-        return PRINTED.get(row, {}).get(self.paper_measure(measure), "")
+        rows = {} if self.study.name in NOT_IN_PAPER else PRINTED
+        return rows.get(row, {}).get(self.paper_measure(measure), "")
 
     def entries(self, cell: str, measures: Sequence[str]) -> tuple[Entry, ...]:
         """Table entries: each measure of a cell with its error, and the paper's value."""

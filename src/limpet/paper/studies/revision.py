@@ -115,9 +115,7 @@ def share(quantity: str, hits: Tensor, among: Tensor, **at: float) -> Share:
     return quantity, at, float((hits & among).sum()), float(among.sum())
 
 
-def compare_with_truth(
-    records: Sequence[TokenRecord], clean: Tensor, times: Sequence[float]
-) -> Iterator[Share]:
+def compare_with_truth(records: Sequence[TokenRecord], clean: Tensor, times: Sequence[float]) -> Iterator[Share]:
     """Shares of tokens that are or become right or wrong: call by call, and from commitment to the end."""
     visible, top, before, after = stacked(records)
     wrong, right = visible & (before != clean), visible & (before == clean)

@@ -25,7 +25,7 @@ from limpet.experiments import (
     below,
     format_signed,
 )
-from limpet.models.model_files import MINIS
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.paper.studies.presets import Preset, read_toml
 from limpet.paper.studies.published import METRIC_CAPTIONS, Claims, PaperResults
 from limpet.samplers import parse
@@ -37,7 +37,7 @@ FAMILIES = {**CURVES, **RIVALS}
 PLOTTED: list[str] = FILE["samplers"]["plotted"]
 CRS_FAMILIES = [name for name in RIVALS if name.startswith("CRS,")]
 PROMPTED = (*CURVES, *(name for name in CRS_FAMILIES if name != "CRS, sample"), "Mend")  # also continue prompts
-STUDY = {"reference_text": str(MINIS / "heldout.txt.xz"), "texts_per_cell": 2, "digits": 6}
+STUDY = {"reference_text": str(BUILTIN_FOLDER / "heldout.txt.xz"), "texts_per_cell": 2, "digits": 6}
 MEASURES = ("ppl", "entropy", "rep-4", "self-bleu")
 DELTAS = {"nll": "Delta NLL", "rep-4": "Delta Rep-4", "self-bleu": "Delta Self-BLEU"}  # at equal entropy
 X, Y = "unigram entropy, nats", "NLL, nats/token (lower is better)"
@@ -171,7 +171,9 @@ def scatters(results: PaperResults, preset: Preset) -> Iterator[ScatterPlot]:
         where: [point(at, family, text) for family, texts in families_at(at).items() for text in texts]
         for at, where in {**places(preset), **prompted_places(preset)}.items()
     }
-    yield ScatterPlot("samplers", results.study_texts["shows"], X, f"{Y} ({results.judges[0]})", by_place, tuple(CURVES))
+    yield ScatterPlot(
+        "samplers", results.study_texts["shows"], X, f"{Y} ({results.judges[0]})", by_place, tuple(CURVES)
+    )
 
 
 def claims(results: PaperResults, preset: Preset) -> Claims:

@@ -60,9 +60,9 @@ def audit(
     states = forward_states(clean, settings.times, a, seeds[index])
     for t, noisy in zip(settings.times, states, strict=True):
         views = [model_view(model, noisy, t, inside, count, settings.spacing) for model in models]
-        for (quantity, whose), value in compared(views[0], views[1], clean).items():
+        for (quantity, view), value in compared(views[0], views[1], clean).items():
             unit = "" if quantity == "Jaccard" else "%"
-            yield ProbeValue(names[whose], quantity, {"t": t}, value, unit, count * settings.n)
+            yield ProbeValue(names[view], quantity, {"t": t}, value, unit, count * settings.n)
         for i, (top, deficit, _) in enumerate(views):
             place = ((1 - deficit[inside]) * settings.bins).long().clamp(0, settings.bins - 1).numpy()
             hits[i] += np.bincount(place, (top == clean)[inside].double().numpy(), settings.bins)
@@ -93,7 +93,7 @@ def model_view(model: Denoiser, noisy: Tensor, t: float, eligible: Tensor, count
 
 
 def compared(first: ModelView, second: ModelView, clean: Tensor) -> dict[tuple[str, str], float]:
-    """(quantity, whose) -> its value at one time. Whose: "first", "second", or "" for the pair."""
+    """(quantity, view) -> its value at one time; the view is "first", "second", or "" for the pair."""
 
     def share(holds: Tensor, where: Tensor) -> float:
         return float(100 * holds[where].double().mean())
@@ -133,7 +133,10 @@ def claims(results: Results, preset: AuditPreset[SelectionSettings]) -> Claims:
             found["accurate"].append(within(f"{apart} {where}", accuracy, 0.5, paper[apart]))
             error, sure = (estimate_of(results, quantity, model, t=t) for quantity in ("self error", "confidence"))
             # The paper's confidence is nearly 100, so its error is also its excess of confidence over accuracy.
-            excess, name = Estimate(error.values - (100 - sure.values)), f"error minus (100 - confidence), {model}, t={t:g}"
+            excess, name = (
+                Estimate(error.values - (100 - sure.values)),
+                f"error minus (100 - confidence), {model}, t={t:g}",
+            )
             found["overconfident"].append(above(name, excess, 0, paper["self error"]))
     return found
 

@@ -143,7 +143,9 @@ def mean_log(log_mu: Tensor, log_nu: Tensor) -> Tensor:
 def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
     """(R,) bool: whether two tokens of the union of both top sets have opposite orders."""
     size = min(TOP, log_mu.shape[-1])
-    pool = torch.cat([log_mu.topk(size).indices, log_nu.topk(size).indices], -1)  # a token in both is there twice: a tie
+    pool = torch.cat(
+        [log_mu.topk(size).indices, log_nu.topk(size).indices], -1
+    )  # a token in both is there twice: a tie
     found = []
     for mu, nu in zip(*(torch.split(probs.gather(-1, pool), 256) for probs in (log_mu, log_nu)), strict=True):
         ups = [torch.nan_to_num(probs[:, :, None] - probs[:, None, :]) > TIE for probs in (mu, nu)]

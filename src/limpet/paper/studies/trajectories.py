@@ -16,7 +16,7 @@ from limpet.files import documents, read_text
 from limpet.generation import Inputs, context_of
 from limpet.models import Denoiser
 from limpet.models.exact import Source, forward_path
-from limpet.models.model_files import MINIS
+from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.samplers import Context, State
 
 CHUNK = 2**24  # probabilities held at once
@@ -104,7 +104,7 @@ def predictions(model: Denoiser, tokens: Tensor, t: float) -> tuple[Tensor, Tens
 
 def heldout() -> str:
     """Pages of books that the training of the built-in models held out for validation."""
-    return lzma.decompress((MINIS / "heldout.txt.xz").read_bytes()).decode()
+    return lzma.decompress((BUILTIN_FOLDER / "heldout.txt.xz").read_bytes()).decode()
 
 
 def clean_texts(model: Denoiser, settings: ForwardSettings, index: int, seeds: Sequence[int]) -> Tensor:

@@ -1,6 +1,6 @@
-"""The paper's statements as code that runs: each module evaluates one of them where every distribution is known.
+"""The paper's statements as code that runs: each module evaluates one where every distribution is known.
 
-A module has `checks()`, the rows of its table, and `panels()`, the panels of its figure. Titles stand in theory.toml."""
+A module has `checks()`, the rows of its table, and `panels()`, the panels of its figure. theory.toml has the titles."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -82,6 +82,6 @@ def compare_means(statement: str, source: str, left: Tensor, relation: Relation,
     return Check(statement, source, float(left.mean()), relation, float(right.mean()), error)
 
 
-def line(name: str, x: Sequence[float] | Tensor, y: Sequence[float] | Tensor, style: str = "-") -> Series:
+def line(name: str, x: Iterable[float | Tensor], y: Iterable[float | Tensor], style: str = "-") -> Series:
     """A line of a figure, in matplotlib's short style."""
     return Series(name, tuple(map(float, x)), tuple(map(float, y)), style=style)

@@ -107,7 +107,10 @@ def panels() -> Iterator[Panel]:
     runs = {param: [run(source, crs.replace(**{param: x}), n) for x in sweep] for param, sweep in sweeps.items()}
     for key, (param, sweep) in product(("nll", "hybrid", "favoured"), sweeps.items()):
         estimates, ends = [statistics.mean_se(measures[key]) for measures in runs[param]], (sweep[0], sweep[-1])
-        lines = [estimate_series("CRS", sweep, estimates, style="o-"), line("native", ends, [native[key].mean()] * 2, "k--")]
+        lines = [
+            estimate_series("CRS", sweep, estimates, style="o-"),
+            line("native", ends, [native[key].mean()] * 2, "k--"),
+        ]
         if key == "favoured":
             lines.append(line("data", ends, [source.weights.max()] * 2, "g:"))
         yield Panel("", param, TITLES[key], lines)

@@ -1,4 +1,4 @@
-"""The closed loop without sampling noise: exact output distributions of native, top-p and CRS on sources that can be listed."""
+"""The closed loop without sampling noise: exact output distributions of native, top-p and CRS on tiny sources."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from limpet.paper.theory.checks import Check
 from limpet.paper.theory.exact_outputs import crs_with_deficit, latent
 from limpet.paper.theory.problems import chain, describe
 from limpet.samplers import Native
+from limpet.samplers.native import FinalStep
 
-STYLES = {"sample": ".-", "argmax": ".--"}  # by final step
+STYLES: dict[FinalStep, str] = {"sample": ".-", "argmax": ".--"}  # by final step
 
 
-def samplers(source: Source, nfe: int, final_step: str) -> dict[str, Native]:
+def samplers(source: Source, nfe: int, final_step: FinalStep) -> dict[str, Native]:
     native = Native(nfe=nfe, final_step=final_step)
     return {
         "native": native,
@@ -35,7 +36,7 @@ def check_convergence(source: Source) -> list[Check]:
     ]
 
 
-def contrasts(source: Source, final_step: str) -> list[Check]:
+def contrasts(source: Source, final_step: FinalStep) -> list[Check]:
     """Each sampler beside the native sampler."""
     measures = {name: exact.measure(source, one) for name, one in samplers(source, 16, final_step).items()}
     native, where = measures.pop("native"), f"{describe(source)}, final_step={final_step}"

@@ -13,9 +13,10 @@ from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check
 from limpet.paper.theory.problems import chain
 from limpet.samplers import Native
+from limpet.samplers.native import Grid
 
 CALLS = (4, 8, 16, 64)
-GRIDS = ("uniform", "quadratic")
+GRIDS: tuple[Grid, ...] = ("uniform", "quadratic")
 
 
 def distant_pairs() -> Mixture:
@@ -31,7 +32,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
 }
 
 
-def native(nfe: int, grid: str, interleave: bool) -> Native:
+def native(nfe: int, grid: Grid, interleave: bool) -> Native:
     return Native(nfe=nfe, grid=grid, interleave=interleave, final_step="sample")
 
 

@@ -11,24 +11,25 @@ from limpet.paper.theory.checks import Check
 from limpet.paper.theory.exact_outputs import crs_with_deficit, latent
 from limpet.paper.theory.problems import chain, describe
 from limpet.samplers import Mend, Native
+from limpet.samplers.crs import CRSFinalStep
 
-FINAL_STEPS = ("keep", "argmax")
+FINAL_STEPS: tuple[CRSFinalStep, ...] = ("keep", "argmax")
 DEFICITS = (0.0, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)  # that a call may commit
 
 
-def mend(source: Source, nfe: int, final_step: str, deficit: float = 0.2) -> Mend:
+def mend(source: Source, nfe: int, final_step: CRSFinalStep, deficit: float = 0.2) -> Mend:
     """Mend without top-p, so that only committed tokens sharpen the distribution, and with a budget for each call."""
     budget = crs_with_deficit(source, nfe, "argmax", deficit=deficit).budget
     return Mend(nfe=nfe, final_step=final_step, late_top_p=None, budget=budget)
 
 
-def samplers(source: Source, nfe: int, final_step: str, deficit: float = 0.2) -> dict[str, Native]:
-    """Mend; CRS with all its parameters; and the native sampler with the final step of positions that CRS leaves free."""
+def samplers(source: Source, nfe: int, final_step: CRSFinalStep, deficit: float = 0.2) -> dict[str, Native]:
+    """Mend, CRS with the same parameters, and native with the final step that CRS uses where nothing is committed."""
     ours = mend(source, nfe, final_step, deficit)
     return {"Mend": ours, "CRS": ours.replace(revise=0), "native": ours.native()}
 
 
-def contrasts(source: Source, nfe: int, final_step: str) -> list[Check]:
+def contrasts(source: Source, nfe: int, final_step: CRSFinalStep) -> list[Check]:
     """Mend beside the others, at as many calls and at equal entropy."""
     chosen, where = samplers(source, nfe, final_step), f"{describe(source)}, {nfe} calls, final_step={final_step}"
     ours, rows = exact.measure(source, chosen["Mend"]), []

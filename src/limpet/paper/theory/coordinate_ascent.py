@@ -1,8 +1,8 @@
-"""Revising tokens as coordinate ascent: one token at a time raises the log-probability, several at once may lower it.
+"""Revising tokens as coordinate ascent: one at a time raises the log-probability, several at once may lower it.
 
-Let q be the distribution of the denoiser's input at signal s: the data distribution p under the forward process, and p
-itself where s is 1. An exact leave-one-out distribution h_i gives q's conditional at position i, s h_i + (1 - s) / V. So
-when the token at i becomes the argmax of h_i, ln q rises by exactly
+Let q be the distribution of the denoiser's input at signal s: the data distribution p under the forward process. An
+exact leave-one-out distribution h_i gives q's conditional at position i, s h_i + (1 - s) / V. So when the token at i
+becomes the argmax of h_i, ln q rises by exactly
 
     gain_i = ln (s max h_i + (1 - s) / V) - ln (s h_i(token) + (1 - s) / V)  >=  0,
 
@@ -28,7 +28,7 @@ from limpet.paper.theory.selection_risk import evidence
 Joints = tuple[str, Tensor, int]  # a name for the table, (B, V**L) data distributions, V
 
 
-class Predictions(NamedTuple):
+class ExactPredictions(NamedTuple):
     """What the exact denoisers of B sources predict on every input, S = V**L of them."""
 
     log_q: Tensor  # (B, S) of the input
@@ -38,7 +38,7 @@ class Predictions(NamedTuple):
     inputs: Tensor  # (S, L)
 
 
-def predict(joint: Tensor, vocab_size: int, signal: float = 1.0) -> Predictions:
+def predict(joint: Tensor, vocab_size: int, signal: float = 1.0) -> ExactPredictions:
     """The predictions at one signal. Impossible inputs have log_q = -inf, and may have uniform predictions."""
     length, distributions = length_of(joint, vocab_size), []
     for i, clean in enumerate(evidence(joint, vocab_size, signal)):  # (B, V at i, V, ..., V elsewhere)
@@ -52,20 +52,20 @@ def predict(joint: Tensor, vocab_size: int, signal: float = 1.0) -> Predictions:
     own = probs.gather(-1, inputs[None, ..., None].expand(len(probs), -1, -1, 1))[..., 0]
     uniform = (1 - signal) / vocab_size
     gain = ((signal * largest + uniform) / (signal * own + uniform)).log()
-    return Predictions(log_q, probs, top, gain, inputs)
+    return ExactPredictions(log_q, probs, top, gain, inputs)
 
 
-def revise(at: Predictions, where: Tensor) -> Tensor:
+def revise(at: ExactPredictions, where: Tensor) -> Tensor:
     """(B, S) the code of each input when the tokens at (B, S, L) `where` become their argmax, all at once."""
     return problems.encode(torch.where(where, at.top, at.inputs), at.probs.shape[-1])
 
 
-def rise(at: Predictions, where: Tensor) -> Tensor:
+def rise(at: ExactPredictions, where: Tensor) -> Tensor:
     """(B, S): the rise of ln q from that."""
     return at.log_q.gather(-1, revise(at, where)) - at.log_q
 
 
-def choose(at: Predictions, spacing: int, most: int) -> Tensor:
+def choose(at: ExactPredictions, spacing: int, most: int) -> Tensor:
     """(B, S, L) bool: as `Mend` chooses, the tokens with the largest gains, more than `spacing` apart."""
     gain = at.gain.flatten(0, 1)
     return select(-gain, gain > 0, most, math.inf, spacing).view_as(at.gain)
@@ -76,7 +76,7 @@ def each_position(length: int) -> Tensor:
     return torch.eye(length, dtype=torch.bool)
 
 
-def revise_in_order(at: Predictions, where: Tensor) -> Tensor:
+def revise_in_order(at: ExactPredictions, where: Tensor) -> Tensor:
     """(B, S) the code of each input when the tokens change one after the other, each given those before it."""
     codes = torch.arange(len(at.inputs)).expand(len(where), -1)
     for i, here in enumerate(each_position(where.shape[-1])):

@@ -20,6 +20,7 @@ from limpet.paper.theory.closed_loop import final
 from limpet.paper.theory.output_distribution import output_distribution
 from limpet.paper.theory.problems import describe, sequences, truth
 from limpet.samplers import CRS, Native
+from limpet.samplers.crs import CRSFinalStep
 
 SAMPLES = 20_000
 CALLS = (2, 4, 8, 16, 32)  # of the figures
@@ -41,7 +42,9 @@ def latent() -> Mixture:
     return codebook(words, 3, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), slip=0.15)
 
 
-def crs_with_deficit(source: Source, nfe: int, final_step: Any, warmup: float = 0.33, deficit: float = 0.2) -> CRS:
+def crs_with_deficit(
+    source: Source, nfe: int, final_step: CRSFinalStep, warmup: float = 0.33, deficit: float = 0.2
+) -> CRS:
     """CRS that may commit this much deficit in each call: one position, as its spacing allows no second one."""
     after = nfe - 1 - process.warmup_steps(nfe, warmup)
     return CRS(nfe=nfe, final_step=final_step, warmup=warmup, budget=deficit * after / source.length)
@@ -87,7 +90,7 @@ def contrast(
 def at_equal_entropy(
     source: Source, where: str, one: str, sampler: Native, other: str, curve: Iterable[Native]
 ) -> list[Check]:
-    """KL(output || data) of a sampler beside a curve of others at its entropy; nothing where the curve does not reach."""
+    """KL(output || data) of a sampler beside a curve of others at its entropy, where the curve reaches it."""
     ours, points = measure(source, sampler), sweep(source, curve)
     entropies, kls = zip(*sorted(zip(points["entropy"], points["kl"], strict=True)), strict=True)
     if not entropies[0] <= ours["entropy"] <= entropies[-1]:

@@ -20,8 +20,8 @@ NOISES = (0.1, 0.5, 0.9)
 
 
 def posteriors(joint: Tensor, vocab_size: int, noise: float) -> tuple[Tensor, Tensor]:
-    """(B, V**L) data distributions -> (B, S) the distribution of the noisy state, and (B, S, L, V) the posterior of each
-    clean token in every state. They follow from Bayes' rule over clean sequences, without leave-one-out distributions."""
+    """(B, V**L) data distributions -> (B, S) the distribution of the noisy state, and (B, S, L, V) the posterior of
+    each clean token in every state, by Bayes' rule over clean sequences, without leave-one-out distributions."""
     clean = sequences(vocab_size, length_of(joint, vocab_size))
     channel = problems.product(forward_probs(clean, 1 - noise, vocab_size))  # (clean S, noisy S)
     both = joint[:, :, None] * channel

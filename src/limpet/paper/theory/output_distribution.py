@@ -54,10 +54,10 @@ def corrected_distribution(source: Denoiser, sampler: Gibbs, call: int, probs: T
     """The distribution (V**L,) of the state after one correction, from that of the state before it.
 
     The predictor must not commit tokens."""
-    due, correction = sampler.scheduled(call)
+    own_call, correction = sampler.scheduled(call)
     if correction is None or isinstance(sampler.inner, CRS):
         raise LimpetError(f"call {call} of {sampler.caption} is not a correction of a state without committed tokens")
-    branches, state = _advance(source, sampler, call, State(due, sequences(source.vocab_size, source.length)))
+    branches, state = _advance(source, sampler, call, State(own_call, sequences(source.vocab_size, source.length)))
     return _spread(branches, probs, torch.zeros_like(state.tokens), source.vocab_size)
 
 
@@ -90,7 +90,8 @@ def _record(recorded: list[Tensor], head: Head, features: Tensor, plan: DensePla
     transition = plan.transition
     probs = dense.probs_of(head, features, plan)  # (B, L, V)
     largest, top = probs.max(-1)
-    recorded.append(transitions.probs(truncation.truncate(probs, transition.support), transition.tokens, transition.coins))
+    truncated = truncation.truncate(probs, transition.support)
+    recorded.append(transitions.probs(truncated, transition.tokens, transition.coins))
     tokens = torch.where(transition.revise, DRAWN, transition.tokens)
     return Outcome(tokens, top, 1 - largest, dense.gain_of(probs, transition.against))
 
@@ -100,7 +101,7 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
     recorded: list[Tensor] = []
     (step,) = rollout(source, sampler, _inputs(state.tokens, recorded), state._replace(call=call), call + 1)
     (probs,) = recorded
-    due, correction = sampler.scheduled(call) if isinstance(sampler, Gibbs) else (call, None)
+    own_call, correction = sampler.scheduled(call) if isinstance(sampler, Gibbs) else (call, None)
     if isinstance(sampler, Gibbs) and correction is not None:
         free, unchanged = ~step.visible, one_hot(state.tokens, source.vocab_size).double()
         weights = free.double()
@@ -109,10 +110,10 @@ def _advance(source: Denoiser, sampler: Sampler, call: int, state: State) -> tup
         choices = _choices(weights, sampler.positions)
         return [(torch.where((free & where)[..., None], probs, unchanged), chance) for where, chance in choices], state
     predictor = sampler.inner if isinstance(sampler, Gibbs) else sampler
-    is_drawn = step.tokens == DRAWN
-    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, step.state._replace(call=due + 1)), 0)
+    after, is_drawn = step.state._replace(call=own_call + 1), step.tokens == DRAWN
+    tokens = step.tokens.masked_fill(is_drawn | _unused(predictor, after), 0)
     probs = torch.where(is_drawn[..., None], probs, one_hot(tokens, source.vocab_size).double())
-    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], step.state._replace(call=due + 1, tokens=tokens)
+    return [(probs, torch.ones(len(tokens), dtype=torch.float64))], after._replace(tokens=tokens)
 
 
 def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -134,9 +135,11 @@ def _choices(weights: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _unused(sampler: Sampler, state: State) -> Tensor:
     """(B, L) bool: where neither a later call nor the output depends on the token, so that rows can be merged."""
-    if not isinstance(sampler, CRS) or not sampler.skips_committed or state.call == sampler.nfe:
-        return torch.zeros_like(state.tokens, dtype=torch.bool)
-    return state.memory[1] < OPEN
+    nowhere = torch.zeros_like(state.tokens, dtype=torch.bool)
+    if not isinstance(sampler, CRS) or state.call == sampler.nfe or sampler.horizon is not None:
+        return nowhere
+    # A token that is always visible covers its position, unless the final step returns what lies below it.
+    return nowhere if sampler.write == "output" or sampler.final_step == "sample" else state.memory[1] < OPEN
 
 
 def _ages(sampler: Sampler) -> int:
@@ -174,7 +177,7 @@ def _spread(branches: Branches, mass: Tensor, tags: Tensor, base: int) -> Tensor
     totals, few = [], max(1, CHUNK // size**length)  # rows at a time
     for probs, chance in branches:
         total = mass.new_zeros(base**length)
-        for rows in torch.arange(len(mass)).split(few):
+        for rows in torch.split(torch.arange(len(mass)), few):
             joint = (mass * chance)[rows, None] * product(probs[rows])
             total.index_add_(0, (here[rows, None] + there).flatten(), joint.flatten())
         totals.append(total)

@@ -86,9 +86,9 @@ def total_variation(probs: Tensor, other: Tensor) -> Tensor:
 
 
 def random_distributions(*shape: int, seed: int, zeros: float = 0.0) -> Tensor:
-    """Categorical distributions over the last axis, from nearly uniform to nearly certain, alike within each first index.
+    """Categorical distributions over the last axis, from nearly uniform to nearly certain along the first one.
 
-    `zeros` is the share of tokens that have no mass; the likeliest token always keeps its own."""
+    zeros: the share of tokens that have no mass; the likeliest token always keeps its own."""
     generator = torch.Generator().manual_seed(seed)
     reach = torch.rand(shape[0], generator=generator, dtype=torch.float64)
     sharpness = (math.log(0.1) + reach * math.log(80)).exp().view(-1, *[1] * (len(shape) - 1))

@@ -21,16 +21,16 @@ DRAWS = 4000
 
 
 def _corrupt(joint: Tensor, signals: list[float]) -> Tensor:
-    """The uniform channel along the noisy tokens' axes of (B, V, V, ..., V), from axis 2 on, with one signal for each."""
+    """The uniform channel along the noisy tokens' axes of (B, V, V, ..., V), from axis 2 on, a signal for each."""
     for axis, signal in enumerate(signals, 2):
         joint = signal * joint + (1 - signal) * joint.mean(axis, keepdim=True)
     return joint
 
 
 def evidence(joint: Tensor, vocab_size: int, signal: float | Tensor) -> Iterator[Tensor]:
-    """(B, V**L) data distributions -> for each position (B, V, V, ..., V): P(its clean token, the noisy tokens elsewhere).
+    """For each position (B, V, V, ..., V): P(its clean token, the noisy tokens elsewhere).
 
-    signal: one level, or (L,) levels, one for each position."""
+    joint: (B, V**L) data distributions. signal: one level, or (L,) levels, one for each position."""
     length = length_of(joint, vocab_size)
     signals = torch.as_tensor(signal, dtype=torch.float64).expand(length).tolist()
     clean = joint.view(len(joint), *[vocab_size] * length)

@@ -114,8 +114,8 @@ def check_gap(name: str, words: Tensor, weights: Tensor, vocab_size: int) -> lis
 def count_exceptions(words: Tensor, vocab_size: int, noise: float, weights: Tensor | None = None) -> dict[str, int]:
     """How often each claim on the decoding of one codebook (K, L) fails, over all noisy states.
 
-    The likeliest words are the nearest ones. A word nearer than half the separation is the only likeliest one. Where one
-    word has posterior above 1/2, the argmax of the denoiser's posterior spells it."""
+    The likeliest words are the nearest ones. A word nearer than half the separation is the only likeliest one. Where
+    one word has posterior above 1/2, the argmax of the denoiser's posterior spells it."""
     states, source = sequences(vocab_size, words.shape[-1]), codebook(words, vocab_size, weights)
     apart = distances(words[None], states)[0]  # (S, K)
     scores = source.weights * likelihood(apart, words.shape[-1], vocab_size, noise)

@@ -66,16 +66,16 @@ def check_context(name: str, joint: Tensor, vocab_size: int) -> list[Check]:
     beyond the mode."""
     modes = joint.shape[1]
     by_context = joint.sum(1)  # (B, U, V**n)
-    given = by_context / by_context.sum(-1, keepdim=True)
+    tokens = by_context / by_context.sum(-1, keepdim=True)  # given u
     weights = joint.sum(-1) / joint.sum((1, 3))[:, None]  # (B, K, U): w[u]
     by_mode = joint.sum(2) / joint.sum((2, 3))[..., None]  # (B, K, V**n)
-    distance = problems.total_variation(given, torch.einsum("bku,bky->buy", weights, by_mode))
-    each = marginals(given, vocab_size)
+    distance = problems.total_variation(tokens, torch.einsum("bku,bky->buy", weights, by_mode))
+    each = marginals(tokens, vocab_size)
     bound = (each.shape[-2] - 1) * spread_bound(1 - weights.amax(1), modes)
     statement = "KL given u <= (n - 1)(h2(e) + e log(K - 1))"
     return [
         worst_case("distribution given u = mixture at w[u] (TV)", name, distance, "=", 0.0),
-        worst_case(statement, name, divergence(given, product(each)), "<=", bound),
+        worst_case(statement, name, divergence(tokens, product(each)), "<=", bound),
     ]
 
 

@@ -1,0 +1,194 @@
+"""Sudoku: the rules, an exact solver, and generators of boards and of puzzles that have one solution.
+
+A board is 81 numbers in reading order. 0 is a blank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limpet.errors import LimpetError
+
+CELLS = 81
+ROW = [cell // 9 for cell in range(CELLS)]
+COLUMN = [cell % 9 for cell in range(CELLS)]
+BOX = [3 * (cell // 27) + cell % 9 // 3 for cell in range(CELLS)]
+UNITS = [[cell for cell in range(CELLS) if house[cell] == n] for house in (ROW, COLUMN, BOX) for n in range(9)]
+DIGITS = 0b1111111110  # bit d is set where digit d is possible
+COUNTS = [bits.bit_count() for bits in range(1 << 10)]
+ATTEMPTS = 200  # boards tried for one puzzle
+
+
+# The rules
+
+
+def is_valid(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
+    """Whether boards are full and no row, column or box holds a digit twice: (n, 81) -> (n,) bool."""
+    boards = np.asarray(boards, dtype=np.int64).reshape(-1, CELLS)
+    in_range = ((boards >= 1) & (boards <= 9)).all(1)
+    bits = np.left_shift(1, boards.clip(0, 9))[:, UNITS]  # (n, 27, 9)
+    valid: np.ndarray = in_range & (np.bitwise_or.reduce(bits, axis=2) == DIGITS).all(1)
+    return valid
+
+
+def is_solved(boards: np.ndarray, puzzles: np.ndarray) -> np.ndarray:
+    """Whether boards are valid and keep every clue of their puzzles: two (n, 81) -> (n,) bool."""
+    boards, puzzles = (np.asarray(given, dtype=np.int64).reshape(-1, CELLS) for given in (boards, puzzles))
+    keeps_clues: np.ndarray = ((puzzles == 0) | (boards == puzzles)).all(1)
+    solved: np.ndarray = is_valid(boards) & keeps_clues
+    return solved
+
+
+# The solver
+
+
+class _Search:
+    """Backtracking over the blank cell with the fewest candidates, which are kept as bits of rows, columns, boxes."""
+
+    def __init__(self, puzzle: Sequence[int], limit: int, rng: random.Random | None) -> None:
+        self.board, self.limit, self.rng = [int(digit) for digit in puzzle], limit, rng
+        self.rows, self.columns, self.boxes = [DIGITS] * 9, [DIGITS] * 9, [DIGITS] * 9
+        self.found: list[list[int]] = []
+        self.blanks = [cell for cell, digit in enumerate(self.board) if digit == 0]
+        self.is_consistent = all(self._place(cell, digit) for cell, digit in enumerate(self.board) if digit)
+
+    def _place(self, cell: int, digit: int) -> bool:
+        bit, row, column, box = 1 << digit, ROW[cell], COLUMN[cell], BOX[cell]
+        if not self.rows[row] & self.columns[column] & self.boxes[box] & bit:
+            return False
+        self.board[cell] = digit
+        self.rows[row] ^= bit
+        self.columns[column] ^= bit
+        self.boxes[box] ^= bit
+        return True
+
+    def _remove(self, cell: int, digit: int) -> None:
+        bit = 1 << digit
+        self.board[cell] = 0
+        self.rows[ROW[cell]] ^= bit
+        self.columns[COLUMN[cell]] ^= bit
+        self.boxes[BOX[cell]] ^= bit
+
+    def run(self) -> list[list[int]]:
+        """The solutions, at most `limit` of them."""
+        if self.is_consistent:
+            self._descend()
+        return self.found
+
+    def _descend(self) -> None:
+        if not self.blanks:
+            self.found.append(self.board.copy())
+            return
+        fewest, chosen, candidates = 10, 0, 0
+        for place, cell in enumerate(self.blanks):
+            bits = self.rows[ROW[cell]] & self.columns[COLUMN[cell]] & self.boxes[BOX[cell]]
+            if COUNTS[bits] < fewest:
+                fewest, chosen, candidates = COUNTS[bits], place, bits
+                if fewest <= 1:
+                    break
+        digits = [digit for digit in range(1, 10) if candidates >> digit & 1]
+        if self.rng is not None:
+            self.rng.shuffle(digits)
+        cell = self.blanks[chosen]
+        self.blanks[chosen] = self.blanks[-1]
+        self.blanks.pop()
+        for digit in digits:
+            self._place(cell, digit)
+            self._descend()
+            self._remove(cell, digit)
+            if len(self.found) >= self.limit:
+                break
+        self.blanks.append(cell)
+        self.blanks[chosen], self.blanks[-1] = self.blanks[-1], self.blanks[chosen]
+
+
+def solutions(puzzle: Sequence[int], limit: int = 2, rng: random.Random | None = None) -> list[list[int]]:
+    """The solutions of a puzzle of 81 numbers, at most `limit` of them; none if its clues clash.
+
+    Two are enough to know that a solution is not the only one. `rng` shuffles the order in which digits are tried."""
+    if len(puzzle) != CELLS or not all(0 <= digit <= 9 for digit in puzzle):
+        raise LimpetError(f"a puzzle is 81 numbers from 0 (blank) to 9, not {len(puzzle)} of {min(puzzle, default=0)} "
+                          f"to {max(puzzle, default=0)}")  # fmt: skip
+    return _Search(puzzle, limit, rng).run()
+
+
+# Boards and puzzles
+
+
+def base_boards(count: int, seed: int) -> np.ndarray:
+    """Boards solved independently of each other, as (count, 81) uint8.
+
+    Three boxes that share no unit are filled at random; backtracking with shuffled digits fills the rest."""
+    rng = random.Random(seed)
+    boards = []
+    for _ in range(count):
+        board = [0] * CELLS
+        for box in (0, 4, 8):
+            for cell, digit in zip(UNITS[18 + box], rng.sample(range(1, 10), 9), strict=True):
+                board[cell] = digit
+        boards += solutions(board, limit=1, rng=rng)
+    return np.array(boards, dtype=np.uint8)
+
+
+def random_symmetries(boards: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Boards under a random symmetry each: (n, 81) or, for several boards that share one, (n, k, 81); same shape back.
+
+    A symmetry exchanges digits (blanks stay blank), bands, stacks, rows of a band, columns of a stack, and perhaps
+    rows with columns. It keeps valid boards valid and the number of solutions the same."""
+    count, device = len(boards), boards.device
+    draws = torch.rand(count, 34, device=device, generator=generator)
+    bands, inner = draws[:, :6].view(count, 2, 3).argsort(-1), draws[:, 6:24].view(count, 2, 3, 3).argsort(-1)
+    lines = (3 * bands[..., None] + inner).flatten(2)  # (n, 2, 9): where each row and each column comes from
+    cells = 9 * lines[:, 0, :, None] + lines[:, 1, None, :]
+    cells = torch.where(draws[:, 24, None, None] < 0.5, cells, cells.transpose(1, 2)).flatten(1)
+    digits = torch.zeros(count, 10, dtype=torch.int64, device=device)
+    digits[:, 1:] = 1 + draws[:, 25:].argsort(-1)
+    flat = boards.long().view(count, -1, CELLS)
+    moved = flat.gather(2, cells[:, None].expand_as(flat))
+    return digits[:, None].expand(-1, flat.shape[1], -1).gather(2, moved).view(boards.shape).to(boards.dtype)
+
+
+def random_boards(count: int, seed: int, base_count: int = 2000) -> np.ndarray:
+    """Random valid boards, as (count, 81) uint8: base boards chosen at random, each under a random symmetry."""
+    generator = torch.Generator().manual_seed(seed)
+    bases = torch.from_numpy(base_boards(min(base_count, count), seed))
+    return random_symmetries(bases[torch.randint(len(bases), (count,), generator=generator)], generator).numpy()
+
+
+def random_puzzles(count: int, clues: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Puzzles with exactly `clues` clues and one solution, and the solutions: two (count, 81) uint8.
+
+    Each comes from a board of its own, whose cells are emptied in random order as long as the solution stays the only
+    one. Fewer than about 24 clues are rarely reached this way."""
+    if not 17 <= clues <= CELLS:
+        raise LimpetError(f"clues is {clues}; a puzzle with one solution has 17 to 81")
+    rng, puzzles, boards = random.Random(seed), [], []
+    for _ in range(count):
+        for _ in range(ATTEMPTS):
+            board = base_boards(1, rng.getrandbits(63))[0].tolist()
+            puzzle = _emptied(board, clues, rng)
+            if puzzle is not None:
+                break
+        else:
+            raise LimpetError(f"no puzzle with {clues} clues was found among {ATTEMPTS} boards: ask for more clues")
+        puzzles.append(puzzle)
+        boards.append(board)
+    return np.array(puzzles, dtype=np.uint8), np.array(boards, dtype=np.uint8)
+
+
+def _emptied(board: list[int], clues: int, rng: random.Random) -> list[int] | None:
+    """The board with cells emptied down to this many clues, or None where it cannot go that far in this order."""
+    puzzle, left = board.copy(), CELLS
+    for cell in rng.sample(range(CELLS), CELLS):
+        if left == clues:
+            break
+        puzzle[cell] = 0
+        if len(solutions(puzzle, limit=2)) == 1:
+            left -= 1
+        else:
+            puzzle[cell] = board[cell]
+    return puzzle if left == clues else None
