@@ -70,12 +70,15 @@ def tracked() -> Iterator[Path]:
 
 
 def read(path: Path) -> str:
-    """A file's text; of stored numbers their keys, one on each line."""
+    """A file's text; of stored numbers their keys, one on each line; of a notebook its cells without their outputs."""
     if path.suffix == ".xz":
         return "\n".join(sorted(_keys(json.loads(lzma.decompress(path.read_bytes())))))
     if path.suffix == ".json" and path.name != "golden.json":
         return "\n".join(sorted(_keys(json.loads(path.read_text(encoding="utf-8")))))
-    return path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":  # outputs hold random words and pages
+        return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return text
 
 
 def _keys(value: object) -> set[str]:
