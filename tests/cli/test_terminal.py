@@ -183,7 +183,7 @@ def test_scores_fit_with_their_conventions_as_footnotes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "call",
-    [["doctor"], ["samplers", "crs"], ["study", "list"], ["paper", "theory", "separated-modes"],
+    [["doctor"], ["samplers", "crs"], ["paper", "study", "list"], ["paper", "theory", "separated-modes"],
      ["paper", "audit", "risk", "--preset", "smoke", "--model", "exact:words"]],
     ids=" ".join,
 )  # fmt: skip
