@@ -183,7 +183,7 @@ def test_scores_fit_with_their_conventions_as_footnotes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "call",
-    [["doctor"], ["samplers", "crs"], ["study", "list"], ["paper", "theory", "separated-modes"],
+    [["doctor"], ["samplers", "crs"], ["paper", "study", "list"], ["paper", "theory", "separated-modes"],
      ["paper", "audit", "risk", "--preset", "smoke", "--model", "exact:words"]],
     ids=" ".join,
 )  # fmt: skip
@@ -231,7 +231,7 @@ def test_an_unknown_device_is_one_sentence_everywhere(capsys):
 
 def test_two_equal_seeds_are_one_sentence(capsys):
     words = message(capsys, "compare", *SMALL, "--seeds", "3", "3")
-    assert words == "limpet: seeds are 3, 3; each seed counts once: give different ones\n"
+    assert words == "limpet: the seeds are 3, 3: each counts once, so give different ones\n"
 
 
 def test_a_length_beyond_the_models_is_remarked(capsys, tiny):
@@ -244,7 +244,7 @@ def test_an_unfamiliar_key_of_a_config_is_remarked(capsys, tiny):
     path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 5, "torch_dtype": "float32"}))
     words = message(capsys, "info", tiny, code=0)
     assert words.count("\n") == 1
-    assert f"limpet: {path} has rope_theta, of which a Duo model here knows nothing" in words
+    assert f"limpet: {path} has rope_theta, which a Duo model does not use here" in words
 
 
 @pytest.fixture

@@ -171,14 +171,8 @@ def test_final_step_warmup_and_factorial_cells():
     assert {name.split("/")[2] == cell.sampler.final_step for name, cell in grid.items()} == {True}
     grid = cells("warmup")
     assert [grid[f"{f}/unlimited"].sampler.warmup_calls for f in WARMUPS] == [1, 11, 21, 32]
-    wanted = {(f, h): f for f in WARMUPS for h in (0, 8, None)}
-    assert {
-        (f, horizon(s)): s.warmup
-        for f in WARMUPS
-        for n, c in grid.items()
-        if n.startswith(f"{f}/")
-        for s in [c.sampler]
-    } == wanted
+    found = {(float(name.split("/")[0]), cell.sampler.warmup, horizon(cell.sampler)) for name, cell in grid.items()}
+    assert found == {(f, f, h) for f in WARMUPS for h in (0, 8, None)}
     grid = cells("factorial")
     settings = {(cell.sampler.late_top_p, horizon(cell.sampler)) for cell in grid.values()}
     assert settings == set(itertools.product(TOP_PS, (0, 8, None)))

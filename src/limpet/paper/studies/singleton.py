@@ -77,7 +77,7 @@ def singleton_events(sampler: Native, model: Denoiser, inputs: Inputs) -> dict[s
 def largest_bridge_prob(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, vocab_size: int) -> Tensor:
     """max over y of the bridge q(s|0,t)(y | token, z), in closed form.
 
-    The bridge has mass on the token, on the state z, and evenly on the rest, where no probability exceeds the others."""
+    The bridge has mass on the token, on the state z, and evenly on the rest, which has no larger probability."""
     same, between = (token == z).double(), signal_t / signal_s
     rest_s, rest_t, rest = (1 - signal_s) / vocab_size, (1 - between) / vocab_size, (1 - signal_t) / vocab_size
     at_token = (signal_s + rest_s) * (between * same + rest_t)
