@@ -30,7 +30,7 @@ from limpet.recording import record
 from limpet.training import recipe
 from model_cases import lightning, random_network
 
-ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}
+ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}  # see above
 RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
@@ -178,7 +178,9 @@ def test_the_commands_run(page, checkout, unserved, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem not in {"README", *ELSEWHERE}], ids=lambda page: page.stem
+)
 def test_the_python_of_a_page_runs(page, checkout, monkeypatch):
     """In the order of the page, at the smallest size."""
     monkeypatch.setitem(hidden.PRESETS, "mini", replace(hidden.PRESETS["smoke"], name="mini"))
