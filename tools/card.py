@@ -277,7 +277,9 @@ def pack(trained: Path, text: Text, rows: int, device: str | None) -> None:
         write_tensors(target / "model.safetensors", STORAGES["int8"](state))
         (target / "model.safetensors").chmod(0o644)
         (target / "config.json").write_bytes((trained / model / "config.json").read_bytes())
-        (BUILTIN_FOLDER / "tokenizer.json").write_bytes((trained / model / "tokenizer.json").read_bytes())  # one for all
+        (BUILTIN_FOLDER / "tokenizer.json").write_bytes(
+            (trained / model / "tokenizer.json").read_bytes()
+        )  # one for all
         before, after = (
             likelihood(load(str(folder), device=device).network, text.splits["validation"], rows, 1)
             for folder in (trained / model, target)

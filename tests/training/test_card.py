@@ -148,7 +148,9 @@ def test_where_says_each_machine_once():
 def test_the_whole_is_measured_and_printed(tmp_path, monkeypatch, capsys, results, data):
     """All but the samples themselves, which the laboratory's own tests make; few rows write no card."""
     ran = []
-    monkeypatch.setattr(card, "run", lambda study, store, *others, **options: ran.append((study, store)) or RunSummary())
+    monkeypatch.setattr(
+        card, "run", lambda study, store, *others, **options: ran.append((study, store)) or RunSummary()
+    )
     monkeypatch.setattr(card, "collect", lambda study, store: results)
     before = {name: (BUILTIN_FOLDER / name / "README.md").read_bytes() for name in card.NAMES}
     call = ["--n", "1", "--rows", "2", "--draws", "2", "--data", str(data), "--store", str(tmp_path / "card")]
