@@ -17,7 +17,7 @@ from audits import values_study
 from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
 from limpet.experiments import JudgeSpec, ModelCache, Results, Store, collect, local, render, report, run, study_files
-from limpet.experiments.claims import Verdict
+from limpet.experiments.claims import Verdict, published_difference
 from limpet.generation import Inputs, context_of
 from limpet.models import Denoiser
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
@@ -308,7 +308,7 @@ def test_errors_taken_as_independent_are_larger_than_the_printed_ones_of_pairs()
     for f, measure in itertools.product(WARMUPS, ("nll", "entropy")):
         ends = [published.published(measure, f"{f}/{name}") for name in ("unlimited", "native")]
         paired = published.published(measure, f"{f}/unlimited", f"{f}/native")
-        assert paired.se < published.published_difference(*ends).se
+        assert paired.se < published_difference(*ends).se
 
 
 # Runs
