@@ -45,7 +45,7 @@ def run(
     """Serve the playground: choose a model and samplers, and watch every network call. Ctrl-C stops it.
 
     $ limpet serve
-    $ limpet serve --sampler native --sampler "crs budget=.25" --sampler ./mine.py:Mine
+    $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
     $ limpet serve --names play.example.org --proxy 127.0.0.1

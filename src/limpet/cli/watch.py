@@ -44,7 +44,7 @@ def run(
 
     $ limpet watch
     $ limpet watch --nfe 32 --sampler native --sampler crs
-    $ limpet watch --sampler "native top_p=.9" --sampler ./mine.py:Mine --prompt "Once"
+    $ limpet watch --sampler "native top_p=.9" --sampler ./mine.py:Mine
     $ limpet watch native.limpet crs.limpet
 
     Args:

@@ -49,7 +49,7 @@ def run(
     $ limpet paper audit temperature --preset smoke
     $ limpet paper audit hidden --model mini-distilled
     $ limpet paper audit all --out limpet-reports
-    $ limpet paper audit values --preset paper --model runs/duo --judge gpt2-large --json
+    $ limpet paper audit values --preset paper --model runs/duo --json
 
     Args:
         name: an audit, or all; docs/audits.md explains what each shows
