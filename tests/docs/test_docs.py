@@ -24,7 +24,7 @@ import times
 from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT
 from limpet.cli import main
 from limpet.cli.paper import reproduce
-from limpet.models.model_files import BUILTIN_FOLDER
+from limpet.models.model_files import BUILTIN_FOLDER, copy_builtin
 from limpet.paper.studies import hidden
 from limpet.recording import record
 from limpet.training import recipe
@@ -124,8 +124,7 @@ def checkout(here):
     (here / "google").mkdir()
     gemma_cases.folder_of(here / "google/diffusiongemma-26B-A4B-it")
     for name in ("runs/duo", "path/to/folder"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).symlink_to(BUILTIN_FOLDER / "mini")
+        copy_builtin("mini", here / name)
     lightning(random_network(), here / "runs/duo.ckpt")
     for file in (here / "docs/reports/mini").glob("*.toml"):
         text = re.sub(r"samples = \d+", "samples = 1", file.read_text())
