@@ -130,7 +130,8 @@ class Comparison:
         judge."""
         likelihood = NLL if self.judge.get("convention") == "exact" else PERPLEXITY
         shown = [name for name in self.conventions if name not in (NLL, PERPLEXITY, "dropped", "ends", *METRICS)]
-        shown += [likelihood, "", *METRICS] if self.judge else METRICS  # "" is delta NLL
+        is_judged = self.judge and any(np.isfinite(one.scores.nll).all() for one in self.samplers)
+        shown += [likelihood, "", *METRICS] if is_judged else METRICS  # "" is delta NLL
         shown = shown[:COLUMNS]
         delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
         head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]

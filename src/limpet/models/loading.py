@@ -18,7 +18,7 @@ from limpet.models.prompt_layouts import LAYOUTS
 
 GROUP = "limpet.models"
 NAMES: model_files.Fields = {  # of config.json, for every family
-    "checker": ("the name of a checker", lambda value: isinstance(value, str) and re.fullmatch(r"[\w-]+", value)),
+    "checker": ("the name of a checker", lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))),
     "layout": (" or ".join(LAYOUTS), lambda value: isinstance(value, str) and value in LAYOUTS),
 }
 

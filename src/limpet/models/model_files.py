@@ -58,8 +58,8 @@ BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
 PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # the public tokenizer of a model with so many ids
 UNUSED = frozenset(  # fields of config.json: sizes, which the tensors tell, and what no forward pass depends on
     "_name_or_path architectures attention_dropout auto_map bos_token_id checker cond_dim dropout dtype eos_token_id "
-    "hidden_dim hidden_size initializer_range intermediate_size layout mlp_dim model_length model_type n_blocks n_heads "
-    "num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
+    "hidden_dim hidden_size initializer_range intermediate_size layout mlp_dim model_length model_type n_blocks "
+    "n_heads num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
 )
 INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor is in which
 MAX_INDEX = 64 << 20  # bytes; the largest released models' take a few megabytes

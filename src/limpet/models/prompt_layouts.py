@@ -12,7 +12,9 @@ from limpet.errors import LimpetError, one_line
 CELLS = 81
 ROWS = [[9 * row + column for column in range(9)] for row in range(9)]
 COLUMNS = [[9 * row + column for row in range(9)] for column in range(9)]
-BOXES = [[27 * (box // 3) + 3 * (box % 3) + 9 * row + column for row in range(3) for column in range(3)] for box in range(9)]
+BOXES = [
+    [27 * (box // 3) + 3 * (box % 3) + 9 * row + column for row in range(3) for column in range(3)] for box in range(9)
+]
 UNITS = {  # the cells of each row, column and box, in which no digit may stand twice
     **{f"row {i + 1}": cells for i, cells in enumerate(ROWS)},
     **{f"column {i + 1}": cells for i, cells in enumerate(COLUMNS)},

@@ -54,11 +54,11 @@ def without_copies(held: Sequence[str], training: Sequence[str], share: float = 
     """Held-out documents less those that training has seen: a `share` of their long lines stands there word for word.
 
     Libraries hold some books twice, under other names."""
-    seen = {line for document in training for line in document.split("\n") if len(line) >= long}
+    training_lines = {line for document in training for line in document.split("\n") if len(line) >= long}
 
     def copied(document: str) -> bool:
         lines = [line for line in document.split("\n") if len(line) >= long]
-        return sum(len(line) for line in lines if line in seen) > share * sum(len(line) for line in lines)
+        return sum(len(line) for line in lines if line in training_lines) > share * sum(len(line) for line in lines)
 
     return [document for document in held if not copied(document)]
 

@@ -1,4 +1,4 @@
-"""A set of texts as sorted 32-bit hashes: compact, without the texts, and rarely wrong about a text that is not in it."""
+"""A set of texts as sorted 32-bit hashes: compact, without the texts, and rarely wrong about another text."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from limpet.models.prompt_layouts import BOXES, CELLS, COLUMNS, PUZZLE, ROWS, SO
 ROW = [cell // 9 for cell in range(CELLS)]
 COLUMN = [cell % 9 for cell in range(CELLS)]
 BOX = [3 * (cell // 27) + cell % 9 // 3 for cell in range(CELLS)]
-UNITS = [*ROWS, *COLUMNS, *BOXES]
+HOUSES = [*ROWS, *COLUMNS, *BOXES]
 DIGITS = 0b1111111110  # bit d is set where digit d is possible
 COUNTS = [bits.bit_count() for bits in range(1 << 10)]
 ATTEMPTS = 200  # boards tried for one puzzle
@@ -36,7 +36,8 @@ def is_valid(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
 
 def wrong_units(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     """How many of the 27 rows, columns and boxes do not hold every digit once: (n, 81) -> (n,)."""
-    bits = np.left_shift(1, np.asarray(boards, dtype=np.int64).reshape(-1, CELLS).clip(0, 9))[:, UNITS]  # (n, 27, 9)
+    cells = np.asarray(boards, dtype=np.int64).reshape(-1, CELLS)
+    bits = np.left_shift(1, np.where((cells < 1) | (cells > 9), 0, cells))[:, HOUSES]  # (n, 27, 9)
     wrong: np.ndarray = (np.bitwise_or.reduce(bits, axis=2) != DIGITS).sum(1)
     return wrong
 
@@ -134,7 +135,7 @@ def base_boards(count: int, seed: int) -> np.ndarray:
     for _ in range(count):
         board = [0] * CELLS
         for box in (0, 4, 8):
-            for cell, digit in zip(UNITS[18 + box], rng.sample(range(1, 10), 9), strict=True):
+            for cell, digit in zip(HOUSES[18 + box], rng.sample(range(1, 10), 9), strict=True):
                 board[cell] = digit
         boards += solutions(board, limit=1, rng=rng)
     return np.array(boards, dtype=np.uint8)
