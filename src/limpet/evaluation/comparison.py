@@ -137,7 +137,7 @@ class Comparison:
         head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
         rows = []
         for name, one in zip(self.row_names, self.samplers, strict=True):
-            delta_nll = "" if one is self.samplers[0] else f"{self.delta_nll(one):.4f}"
+            delta_nll = "" if one is self.samplers[0] or not is_judged else f"{self.delta_nll(one):.4f}"
             rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
             rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
