@@ -17,6 +17,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from limpet.evaluation.checkers.hashes import HashSet
 from limpet.evaluation.checkers.molecules import HELD_OUT, TRAINING, histograms, read_molecule
 from limpet.evaluation.statistics import Estimate
 from limpet.models import Denoiser
-from limpet.models.duo import PRECISIONS, Duo
+from limpet.models.duo import Duo
 from limpet.models.model_files import BUILTIN_FOLDER
+from limpet.models.networks import PRECISIONS
 from limpet.training import datasets, heldout, recipe
 from limpet.training.data import Corpus
 
@@ -196,14 +198,11 @@ def rows_of(
         for nfe in options.nfe:
             for sampler in SAMPLERS:
                 row = {"task": task.name, "sampler": sampler, "nfe": nfe, "n": n}
-                yield (
-                    row,
-                    lambda task=task, n=n, text=f"{sampler} nfe={nfe}": sampled(model, task, n, text, options.seeds),
-                )
+                yield row, partial(sampled, model, task, n, f"{sampler} nfe={nfe}", options.seeds)
     if name == "molecules":
         n = options.n or TASKS[name][0].n
         row = {"task": "molecules", "sampler": "held-out molecules", "nfe": 0, "n": n}
-        yield row, lambda: of_held_out(held_out_texts(texts_of(corpus)), n, options.seeds)
+        yield row, partial(of_held_out, held_out_texts(texts_of(corpus)), n, options.seeds)
 
 
 def sampled(model: Denoiser, task: Task, n: int, sampler: str, seeds: Sequence[int]) -> dict[str, Any]:
@@ -290,7 +289,8 @@ def held_out_block(name: str, found: Mapping[str, Any]) -> str:
         (split, f"{one['nats']:.4f} ± {one['error']:.4f}", f"{one['rows']:,}")
         for split, one in found["held_out"].items()
     ]
-    return f"{table(('split', f'bound, nats per {UNIT[name]}', 'rows'), rows)}\n\n{measured({**found, 'precision': 'float32'})}"
+    place = measured({**found, "precision": "float32"})
+    return f"{table(('split', f'bound, nats per {UNIT[name]}', 'rows'), rows)}\n\n{place}"
 
 
 def quality_block(name: str, found: Mapping[str, Any]) -> str:
