@@ -336,7 +336,7 @@ def times(models: dict[str, Duo], batch: int, nfe: int, runs: int) -> dict[str, 
     return found
 
 
-def per_call(cost: speed.Cost, nfe: int) -> dict[str, Any]:
+def per_call(cost: speed.CallCost, nfe: int) -> dict[str, Any]:
     return asdict(cost) | {"calls": nfe, "ms a call": 1000 * cost.seconds / nfe}
 
 
@@ -473,9 +473,9 @@ def changed(found: dict[str, Any], apart: dict[str, float]) -> str:
     within = " and ".join(f"{errors(own):.1f} errors on `{model}`" for model, own in texts.items())
     return (
         f"A distribution in float8 differs from bfloat16's by a total variation, on average, of at most "
-        f"{distributions['mini']:.3f} on `mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on their "
-        f"own texts under noise, and of {distributions['released shape']:.2f} with random weights of the released "
-        f"size, which amplify every error. "
+        f"{distributions['mini']:.3f} on `mini` and {distributions['mini-distilled']:.3f} on `mini-distilled`, on "
+        f"their own texts under noise, and of {distributions['released shape']:.2f} with random weights of the "
+        f"released size, which amplify every error. "
         f"{by_product(apart)} Of 4 x 256 texts each by native sampling, CRS and Mend, NLL and entropy are bfloat16's "
         f"within {within}; paired, on the same randomness, they move by up to {nll} and {entropy} nats."
     )

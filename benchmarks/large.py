@@ -72,7 +72,7 @@ def random_duo(tiny: bool) -> RandomModel:
         shape = duo.DuoShape(300, 32, 64, 3, 2, 16, 128)
     with torch.device(PLACE):
         network = trained_like(replace(shape, blocks=1))
-    sizes = dict(zip(duo.RELEASED, astuple(shape), strict=True))
+    sizes = dict(zip(duo.RELEASED, astuple(shape), strict=False))
     return RandomModel(network, shape, "backbone.", {"model_type": "duo", "causal": False, **sizes})
 
 

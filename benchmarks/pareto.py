@@ -13,7 +13,7 @@ functions, and both joined.
 `time` needs torch and the package's own source; the third command's model is a random network of the released size.
 Samplers are timed alternately in one process, ours at their best batch size, the released functions at the largest
 that fits, around the compiled network. Every result is written as soon as it is there, and an interrupted run is
-resumed. `join` reads the studies' reports and writes the figure and the text of docs/speed.md and README.md."""
+resumed. `join` reads the studies' reports and writes the figure and the text of docs/speed.md."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def timed_samplers(families: Mapping[str, Sequence[str]], nfe: int, few: int) ->
     return [text for own in families.values() for text in (own if nfe <= few else own[:1])]
 
 
-def per_texts(cost: speed.Cost | None, batch: int, times: float = 1) -> float | None:
+def per_texts(cost: speed.CallCost | None, batch: int, times: float = 1) -> float | None:
     return None if cost is None else cost.seconds * times * TEXTS / batch
 
 
@@ -326,30 +326,6 @@ python benchmarks/pareto.py join benchmarks/results/pareto-h200.json benchmarks/
 """
 
 
-def front(found: Sequence[Cheapest], drawn: Figure, preset: Preset) -> str:
-    """The text of README.md: on the first device the fastest for each final step, a single sampler if there is one; on
-    the other devices the fastest for the default final step."""
-    own = [one for one in found if one.where == found[0].where]
-
-    def listed(final_step: str, some: Sequence[Cheapest] = own) -> str:
-        last = {one.caption: one for one in some if one.final_step == final_step}
-        return "; ".join(
-            f"on `{caption}` {one.nfe} calls of {one.samplers}, {one.times:.0f} times as fast"
-            for caption, one in last.items()
-        )
-
-    words = (
-        f"[What quality costs](docs/speed.md) on {found[0].where}: {TEXTS:,} texts by the released functions at top-p "
-        f".9 and {preset.max_nfe} calls take {brief(own[0].released)} s. With their default final step, a sample, "
-        f"their NLL at their entropy is reached by: {listed('sample')}. With an argmax, the paper's final step, "
-        f"which serves these models worse: {listed('argmax')}."
-    )
-    for place in dict.fromkeys(one.where for one in found if one not in own):
-        there = sorted((one for one in found if one.where == place), key=lambda one: one.times)
-        words += f" On {place}, with the default: {listed('sample', there)}."
-    return f"![{drawn.caption}](docs/images/pareto.svg)\n\n{textwrap.fill(words, 120, break_on_hyphens=False)}\n"
-
-
 def join(options: argparse.Namespace) -> None:
     from blocks import put
     from limpet.experiments import figures, report
@@ -367,11 +343,7 @@ def join(options: argparse.Namespace) -> None:
     image = options.root / "docs/images/pareto.svg"
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_bytes(figures.draw(drawn)["svg"])
-    for name, words in {
-        "docs/speed.md": page(found, drawn, preset, every),
-        "README.md": front(found, drawn, preset),
-    }.items():
-        put(options.root / name, "pareto", words)
+    put(options.root / "docs/speed.md", "pareto", page(found, drawn, preset, every))
     print("\n".join([HEAD, *(one.row for one in found)]))
 
 
@@ -396,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     joiner = actions.add_parser("join")
     joiner.add_argument("times", type=Path, nargs="+")
     joiner.add_argument("--reports", type=Path, default=ROOT / "docs/reports/mini", help="where the studies' are")
-    joiner.add_argument("--root", type=Path, default=ROOT, help="where docs/speed.md and README.md are")
+    joiner.add_argument("--root", type=Path, default=ROOT, help="where docs/speed.md is")
     options = parser.parse_args(arguments)
     if options.action == "join":
         join(options)

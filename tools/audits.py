@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,10 @@ def committed(reports: Path) -> dict[str, Results]:
     for study in studies.all_studies(SIZE):
         if study.name in TABLES:
             found[study.name] = report.read_report(study, reports / "mini" / study.full_name)
-    for name in (*(f"values/{model}" for model in (*MODELS, *EXACT)), *REVISIONS):
-        study = values_study if name.startswith("values") else partial(audit_study, "revision")
-        found[name] = report.read_report(study(reports / name), reports / name)
+    for folder in (reports / "values" / name for name in (*MODELS, *EXACT)):
+        found[f"values/{folder.name}"] = report.read_report(values_study(folder), folder)
+    for name in REVISIONS:
+        found[name] = report.read_report(audit_study("revision", reports / name), reports / name)
     return found
 
 
@@ -60,8 +61,9 @@ def audit_study(name: str, folder: Path) -> Study:
 
 def blocks(results: Mapping[str, Results]) -> dict[str, str]:
     """The generated blocks of the page, by name."""
-    found = {name: markdown(build(results[name])) for name, build in TABLES.items()}
-    return found | {name: markdown(build(results)) for name, build in TABLES_OF_SEVERAL.items()}
+    tables = {name: build(results[name]) for name, build in TABLES.items()}
+    tables |= {name: build(results) for name, build in TABLES_OF_SEVERAL.items()}
+    return {name: markdown(one) for name, one in tables.items()}
 
 
 # Parts of tables
@@ -105,8 +107,7 @@ def texts_of(results: Results, quantities: Sequence[str], model: str | None = No
 
 def events(results: Results, quantity: str, model: str, **at: Any) -> int:
     """The number of events of a quantity."""
-    count: int = results.find(quantity, model, **at)[0].events
-    return count
+    return results.find(quantity, model, **at)[0].events or 0
 
 
 def short(number: float) -> str:
@@ -231,7 +232,8 @@ def refreshed_table(results: Mapping[str, Results]) -> Table:
     rows = []
     for model in MODELS:
         found = results[f"values/{model}"]
-        rows.append([model, "delta NLL against argmax", *(signed(found.contrast(v, "argmax")) for v in values.REFRESHED)])
+        deltas = (signed(found.contrast(v, "argmax")) for v in values.REFRESHED)
+        rows.append([model, "delta NLL against argmax", *deltas])
         for quantity in values.CHANGES:
             rows.append(["", f"{quantity}, %", *(texts_of(found, [quantity], values=v)[0] for v in values.REFRESHED)])
     return table("refreshed", "", ("", "", *REFRESHED), rows, names=2)
@@ -255,8 +257,11 @@ def revision_table(quantities: Mapping[str, str], results: Mapping[str, Results]
     groups = []
     for folder, models in REVISIONS.items():
         for model in models:
-            rows = [[name, *texts_of(results[folder], list(quantities), model, values=name)] for name in revision.SAMPLERS]
-            groups.append([[model if i == 0 else "", *row] for i, row in enumerate(rows)])
+            rows: list[list[str]] = []
+            for name in revision.SAMPLERS:
+                found = texts_of(results[folder], list(quantities), model, values=name)
+                rows.append(["" if rows else model, name, *found])
+            groups.append(rows)
     return table("revision", "", ("", "tokens", *quantities.values()), *groups, names=2)
 
 
@@ -272,13 +277,13 @@ FORWARD = {  # quantities of `revision` along forward trajectories, with their c
     "spoiled overall": "spoiled",
 }
 SAMPLED = dict(zip(revision.SAMPLED, ("contradicted", "again", "at the final step"), strict=True))
-TABLES_OF_SEVERAL = {
+TABLES_OF_SEVERAL: dict[str, Callable[[Mapping[str, Results]], Table]] = {
     "refreshed": refreshed_table,
     "refreshed-exact": refreshed_exact_table,
     "revision": partial(revision_table, FORWARD),
     "revision-sampled": partial(revision_table, SAMPLED),
 }
-TABLES = {
+TABLES: dict[str, Callable[[Results], Table]] = {
     "singleton": singleton_table,
     "final-step": final_step_table,
     "selection": selection_table,

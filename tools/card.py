@@ -1,8 +1,8 @@
-"""The figures in the built-in models' cards: a study of their samples, their likelihood on held-out books, and what
-storing them small has cost.
+"""Fill the blocks of the built-in models' cards: a study of their samples, their likelihood on held-out books, and what
+storing them as int8 has cost.
 
     python tools/card.py                      measure what is not in the store, and write the cards
-    python tools/card.py --processes 2        with one worker a core
+    python tools/card.py --processes 2        with one worker for each core
     python tools/card.py --n 4 --rows 64      a quick look at smaller numbers, printed and not written
     python tools/card.py --pack local/minis   store trained weights as int8 and measure what that changes"""
 
@@ -19,24 +19,38 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import limpet
-from blocks import places, put
+from blocks import machines, put
 from limpet.errors import LimpetError
-from limpet.evaluation import scoring, statistics
-from limpet.evaluation.comparison import SHARDS
+from limpet.evaluation import statistics
 from limpet.evaluation.judges import load_judge
-from limpet.experiments import Cell, Judging, Results, Shelf, Store, Study, collect, run
-from limpet.experiments.contents import Entry, Page, Table, number
-from limpet.experiments.executors import local
-from limpet.experiments.executors.processes import processes
+from limpet.evaluation.sample_sets import SampleSet
+from limpet.evaluation.scores import evaluate
+from limpet.experiments import (
+    Cell,
+    Entry,
+    JudgeSpec,
+    ModelCache,
+    ReportContent,
+    Results,
+    Store,
+    Study,
+    Table,
+    collect,
+    format_estimate,
+    local,
+    processes,
+    provenance,
+    run,
+)  # fmt: skip
 from limpet.experiments.render import markdown
-from limpet.experiments.resources import provenance
-from limpet.experiments.store import canonical, digest
-from limpet.models.duo import PRECISIONS, DuoNetwork
+from limpet.experiments.store import canonical_json, digest
+from limpet.generation import SEEDS
+from limpet.models.duo import DuoNetwork
 from limpet.models.model_files import BUILTIN_FOLDER
+from limpet.models.networks import PRECISIONS
 from limpet.models.tensor_files import STORAGES, read_tensors, unpack_rows, write_tensors
 from limpet.training import heldout
 from limpet.training.data import Stream, Text, open_text
@@ -45,126 +59,132 @@ RECIPES = Path(__file__).parents[1] / "recipes" / "minis"
 NAMES = ("mini", "mini-distilled", "mini-judge")
 JUDGE = NAMES[2]
 SPLITS = ("validation", "test")
-MEASURES = {"ppl": 1, "entropy": 3, "rep-4": 4}  # of a set of texts, with the digits of each
+MEASURES = {"ppl": 1, "entropy": 3, "rep-4": 4}  # measures of the tables, with their digits
 HEAD = ("calls", "GenPPL", "entropy", "Rep-4")
 
-ARMS = {"native": limpet.Native(), "CRS": limpet.CRS(budget=0.5, warmup=0.33)}
-MASSES = (0.9, 0.8, 0.7, 0.65)  # steps wide enough that 64 samples a shard keep their order in entropy
-SWEEP = {"native": ARMS["native"], **{f"top-p {p:g}": limpet.Native(top_p=p) for p in MASSES}, "CRS": ARMS["CRS"]}
-CALLS = {"mini": (8, 16, 32, 64), "mini-distilled": (8, 16, 32)}  # distilled for few of them
+NATIVE = limpet.Native(final_step="argmax")
+SAMPLERS = {"native": NATIVE, "CRS": limpet.CRS(budget=0.5, warmup=0.33)}
+TOP_PS = (0.9, 0.8, 0.7, 0.65)  # steps wide enough that entropy falls along the curve under every seed
+SWEEP = {"native": NATIVE, **{f"top-p {p:g}": NATIVE.replace(top_p=p) for p in TOP_PS}, "CRS": SAMPLERS["CRS"]}
+CALLS = {"mini": (8, 16, 32, 64), "mini-distilled": (8, 16, 32)}  # the distilled model is for few calls
 
 
 # Samples: a study
 
 
 def study(n: int) -> Study:
-    """Top-p and CRS on mini at 64 calls; native and CRS on both models over the number of calls."""
-    cells = {name("mini", arm, 64): Cell(name("mini", arm, 64), "mini", sampler, n) for arm, sampler in SWEEP.items()}
-    for model, arm, nfe in curves():
-        cell = Cell(name(model, arm, nfe), model, ARMS[arm].replace(nfe=nfe), n)
+    """Top-p and CRS on mini at 64 calls; native sampling and CRS on both models by number of calls."""
+    cells = {name("mini", key, 64): Cell(name("mini", key, 64), "mini", sampler, n) for key, sampler in SWEEP.items()}
+    for model, key, nfe in curves():
+        cell = Cell(name(model, key, nfe), model, SAMPLERS[key].replace(nfe=nfe), n)
         cells.setdefault(cell.name, cell)
-    title, judges = "What the built-in models write", (Judging(JUDGE),)
-    return Study("card", title, tuple(cells.values()), SHARDS, show, judges, ("entropy", "rep-4"))
+    title, judges = "What the built-in models write", (JudgeSpec(JUDGE),)
+    return Study("card", title, tuple(cells.values()), SEEDS, build_report, judges, ("entropy", "rep-4"))
 
 
-def name(model: str, arm: str, nfe: int) -> str:
-    return f"{model}, {arm}, {nfe}"
+def name(model: str, sampler: str, nfe: int) -> str:
+    """The name of a cell."""
+    return f"{model}, {sampler}, {nfe}"
 
 
 def curves() -> list[tuple[str, str, int]]:
-    return [(model, arm, nfe) for model in CALLS for arm in ARMS for nfe in CALLS[model]]
+    """Model, sampler and calls of every row of the second table."""
+    return [(model, key, nfe) for model in CALLS for key in SAMPLERS for nfe in CALLS[model]]
 
 
-def show(results: Results, books: tuple[str, ...] = ()) -> Page:
+def build_report(results: Results, books: tuple[str, ...] = ()) -> ReportContent:
     """Two tables; a row of held-out books may end the first."""
 
-    def row(caption: str, model: str, arm: str, nfe: int) -> tuple[Entry, ...]:
-        figures = [number(results(name(model, arm, nfe), measure), digits) for measure, digits in MEASURES.items()]
-        return tuple(map(Entry, (caption, str(nfe), *figures)))
+    def row(caption: str, model: str, sampler: str, nfe: int) -> tuple[Entry, ...]:
+        cell = name(model, sampler, nfe)
+        values = [format_estimate(results(cell, measure), digits) for measure, digits in MEASURES.items()]
+        return tuple(map(Entry, (caption, str(nfe), *values)))
 
-    samples = [row(arm, "mini", arm, 64) for arm in SWEEP] + [tuple(map(Entry, books))] * bool(books)
-    calls = tuple(row(f"{model}, {arm}", model, arm, nfe) for model, arm, nfe in curves())
-    return Page((Table("samples", "", ("mini", *HEAD), (tuple(samples),)), Table("calls", "", ("", *HEAD), (calls,))))
+    samples = [row(key, "mini", key, 64) for key in SWEEP] + [tuple(map(Entry, books))] * bool(books)
+    calls = tuple(row(f"{model}, {key}", model, key, nfe) for model, key, nfe in curves())
+    tables = Table("samples", "", ("mini", *HEAD), (tuple(samples),)), Table("calls", "", ("", *HEAD), (calls,))
+    return ReportContent(tables)
 
 
 def findings(results: Results) -> Iterator[tuple[str, bool]]:
-    """What the built-in models are for, each as a sentence with its figures and whether it holds."""
+    """What the built-in models are for, each as a sentence with its numbers and whether it holds."""
 
     def ratio(cell: str, base: str) -> statistics.Estimate:
         return statistics.mean_se(results.values(cell, "ppl") / results.values(base, "ppl"))
 
     for nfe, base, most in ((64, "top-p 0.9", 0.5), (8, "native", 0.25)):
         found = ratio(name("mini", "CRS", nfe), name("mini", base, nfe))
-        words = f"At {nfe} calls CRS has {number(found, 3)} of the GenPPL of {base} (wanted: at most {most})."
-        yield words, found.mean <= most
-    curve = [name("mini", arm, 64) for arm in SWEEP if arm != "CRS"]
-    gap = results.matched(name("mini", "CRS", 64), curve, "entropy")
-    above = statistics.mean_se(-gap.values)
+        value = format_estimate(found, 3)
+        yield f"At {nfe} calls CRS has {value} of the GenPPL of {base} (target: at most {most}).", found.mean <= most
+    curve = [name("mini", key, 64) for key in SWEEP if key != "CRS"]
+    gap = statistics.mean_se(-results.matched(name("mini", "CRS", 64), curve, "entropy").values)
     yield (
-        f"At CRS's own entropy, shard by shard, the curve through top-p 1, {', '.join(map(str, MASSES))}, "
-        "read out by argmax as CRS is, lies "
-        f"{number(above, 3)} nats above it (wanted: above by more than two standard errors).",
-        above.mean > 2 * above.se,
+        f"At the entropy of CRS, seed by seed, the curve through top-p 1, {', '.join(map(str, TOP_PS))}, with the same "
+        f"final step, lies {format_estimate(gap, 3)} nats above CRS (target: more than two standard errors).",
+        gap.mean > 2 * gap.se,
     )
     few, base8 = name("mini-distilled", "native", 8), name("mini", "native", 8)
     found, drop = ratio(few, base8), results.contrast(base8, few, measure="entropy")
     yield (
-        f"At 8 calls, native, mini-distilled has {number(found, 3)} of mini's GenPPL at an entropy "
-        f"{number(drop, 3)} lower (wanted: at most 0.75, and at most 0.2 lower).",
+        f"At 8 calls of native sampling, mini-distilled has {format_estimate(found, 3)} of mini's GenPPL at an entropy "
+        f"{format_estimate(drop, 3)} lower (target: at most 0.75, and at most 0.2 lower).",
         found.mean <= 0.75 and drop.mean <= 0.2,
     )
 
 
-# Held-out text: small documents beside the study's units
+# Held-out text: measurements beside the study's units
 
-Kept = Mapping[str, Any]
+Measured = Mapping[str, Any]
 
 
-def kept(folder: Path, about: Kept, measure: Callable[[], Kept]) -> Kept:
-    """A measurement by what decides it, made once."""
-    file = folder / "text" / f"{digest(canonical(about))[:24]}.json"
+def kept(folder: Path, facts: Measured, measure: Callable[[], Measured]) -> Measured:
+    """A measurement, stored under the facts that decide it and made once."""
+    file = folder / "text" / f"{digest(canonical_json(facts))[:24]}.json"
     if not file.exists():
         found = measure()
-        say(f"measured {', '.join(f'{key} {value}' for key, value in about.items())}")
+        log(f"measured {', '.join(f'{key} {value}' for key, value in facts.items())}")
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        part.write_text(json.dumps({"about": about, "found": found}, indent=1) + "\n")
+        part.write_text(json.dumps({"facts": facts, "found": found}, indent=1) + "\n")
         part.replace(file)
     return dict(json.loads(file.read_text())["found"])
 
 
-def likelihood(network: heldout.Network, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
+def likelihood(network: Any, stream: Stream, rows: int | None, draws: int) -> dict[str, float]:
     """Nats per token on a split: the bound of a Duo network, or the NLL of a causal one."""
     device = next(network.parameters()).device
     batch = 256 if device.type == "cuda" else 32
-    found = heldout.held_out(network, stream.to(device), rows, draws if isinstance(network, DuoNetwork) else 1, batch)
+    draws = draws if isinstance(network, DuoNetwork) else 1
+    found = heldout.held_out(network, stream.to(device), rows, draws, batch)
     return {**asdict(found), "perplexity": math.exp(found.nats)}
 
 
-def held_out(folder: Path, text: Text, shelf: Shelf, rows: int | None, draws: int) -> dict[str, list[Kept]]:
-    """Of each model, on each split."""
+def held_out(folder: Path, text: Text, models: ModelCache, rows: int | None, draws: int) -> dict[str, list[Measured]]:
+    """The likelihood of each model on each split."""
+    found: dict[str, list[Measured]] = {model: [] for model in NAMES}
 
-    def measured(model: Any, stream: Stream) -> Kept:
+    def measure(model: Any, stream: Stream) -> Measured:
         return {**likelihood(model.network, stream, rows, draws), **provenance(model)}
 
-    found: dict[str, list[Kept]] = {model: [] for model in NAMES}
     for model, split in product(NAMES, SPLITS):
-        one: Any = shelf.judge(model) if model == JUDGE else shelf.model(model)
+        one: Any = models.judge(model) if model == JUDGE else models.model(model)
         stream = text.splits[split]
-        about = {"held out": split, "text": stream.digest, "model": one.digest, "rows": rows, "draws": draws}
-        found[model].append(kept(folder, about, partial(measured, one, stream)))
+        facts = {"held out": split, "text": stream.digest, "model": one.digest, "rows": rows, "draws": draws}
+        found[model].append(kept(folder, facts, partial(measure, one, stream)))
     return found
 
 
-def real(folder: Path, text: Text, shelf: Shelf, count: int) -> Kept:
-    """The measures of samples, of held-out text: rows spread evenly over the validation books."""
-    stream, mini, judge = text.splits["validation"], shelf.model("mini"), shelf.judge(JUDGE)
+def measure_books(folder: Path, text: Text, models: ModelCache, count: int) -> Measured:
+    """The measures of held-out text: rows spread evenly over the validation books."""
+    stream, mini, judge = text.splits["validation"], models.model("mini"), models.judge(JUDGE)
 
-    def measure() -> Kept:
+    def measure() -> Measured:
         tokens = stream.rows((torch.arange(count) * stream.count(mini.length)) // count, mini.length)
-        columns, _ = scoring.diversity(tokens, ("entropy", "rep-4"))
-        means = {measure: statistics.mean(column) for measure, column in columns.items()}
-        return {"ppl": float(np.exp(scoring.score(judge, mini, tokens).pooled)), **means}
+        scores = evaluate(SampleSet.from_tokens(mini, tokens), judge, ("entropy", "rep-4"))
+        return {
+            "ppl": scores.estimate("perplexity").mean,
+            **{measure: scores.estimate(measure).mean for measure in ("entropy", "rep-4")},
+        }
 
     return kept(folder, {"measures of": stream.digest, "rows": count, "judge": judge.digest}, measure)
 
@@ -176,19 +196,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown(Table("", "", tuple(head), (tuple(tuple(map(Entry, row)) for row in rows),))).rstrip("\n")
 
 
-def where(made_on: Sequence[Kept]) -> str:
-    return f"\n\nMeasured in {places(made_on)}."
+def where(computed_on: Sequence[Measured]) -> str:
+    return f"\n\nMeasured in {machines(computed_on)}."
 
 
-def sample_blocks(results: Results, books: Kept) -> dict[str, str]:
+def sample_blocks(results: Results, books: Measured) -> dict[str, str]:
     last = ("held-out text", "", *(f"{books[measure]:.{digits}f}" for measure, digits in MEASURES.items()))
-    measured = where(results.provenance["made on"])
-    verdicts = [f"- {words} {'It holds.' if holds else '**It does not hold.**'}" for words, holds in findings(results)]
-    tables = {one.name: markdown(one).rstrip() + measured for one in show(results, last).tables}
+    measured = where(results.provenance["computed on"]) + " All samplers have the final step argmax."
+    verdicts = [f"- {text} {'It holds.' if holds else '**It does not hold.**'}" for text, holds in findings(results)]
+    tables = {one.name: markdown(one).rstrip() + measured for one in build_report(results, last).tables}
     return {"findings": "\n".join(verdicts), **tables}
 
 
-def held_out_block(model: str, splits: Sequence[Kept]) -> str:
+def held_out_block(model: str, splits: Sequence[Measured]) -> str:
     rows = []
     for split, found in zip(SPLITS, splits, strict=True):
         error = f" ± {found['error']:.4f}" if found["draws"] > 1 else ""
@@ -201,10 +221,10 @@ def held_out_block(model: str, splits: Sequence[Kept]) -> str:
 def training_block(model: str) -> str:
     log = [json.loads(line) for line in (RECIPES / "logs" / f"{model}.jsonl").read_text().splitlines()]
     held = [line for line in log if line.get("validation") is not None]
-    shown = [held[round(i * (len(held) - 1) / 9)] for i in range(10)] if len(held) > 10 else held
+    listed = [held[round(i * (len(held) - 1) / 9)] for i in range(10)] if len(held) > 10 else held
     rows = [
         (str(line["step"]), f"{line['seconds']:.0f}", f"{line['loss']:.3f}", f"{line['validation']:.4f}")
-        for line in shown
+        for line in listed
     ]
     end, before = held[-1], [line for line in held if line["fraction"] <= 0.9][-1]
     words = (
@@ -231,15 +251,15 @@ def storage_block(model: str) -> str:
     )
 
 
-def blocks_of(model: str, samples: Mapping[str, str], books: Sequence[Kept], data: Path) -> dict[str, str]:
-    """All that a card has between markers."""
-    shown = {"mini": ("calls", "findings", "samples"), "mini-distilled": ("calls", "findings")}.get(model, ())
+def blocks_of(model: str, samples: Mapping[str, str], books: Sequence[Measured], data: Path) -> dict[str, str]:
+    """The blocks of a card, by name."""
+    wanted = {"mini": ("calls", "findings", "samples"), "mini-distilled": ("calls", "findings")}.get(model, ())
     return {
         "data": data_block(data),
         "training": training_block(model),
         "storage": storage_block(model),
         "held-out": held_out_block(model, books),
-        **{block: samples[block] for block in shown},
+        **{block: samples[block] for block in wanted},
     }
 
 
@@ -247,7 +267,7 @@ def blocks_of(model: str, samples: Mapping[str, str], books: Sequence[Kept], dat
 
 
 def pack(trained: Path, text: Text, rows: int, device: str | None) -> None:
-    """Store trained folders as the built-in ones, int8 by rows, and write down what that does to held-out NLL."""
+    """Store trained models as built-in ones, int8 by rows, and record what that changes of held-out NLL."""
     found = {}
     for model in NAMES:
         load: Callable[..., Any] = load_judge if model == JUDGE else limpet.load
@@ -256,66 +276,75 @@ def pack(trained: Path, text: Text, rows: int, device: str | None) -> None:
         state = unpack_rows(read_tensors(trained / model / "model.safetensors"))
         write_tensors(target / "model.safetensors", STORAGES["int8"](state))
         (target / "model.safetensors").chmod(0o644)
-        for file in ("config.json", "tokenizer.json"):
-            (target / file).write_bytes((trained / model / file).read_bytes())
+        (target / "config.json").write_bytes((trained / model / "config.json").read_bytes())
+        (BUILTIN_FOLDER / "tokenizer.json").write_bytes(
+            (trained / model / "tokenizer.json").read_bytes()
+        )  # one for all
         before, after = (
             likelihood(load(str(folder), device=device).network, text.splits["validation"], rows, 1)
             for folder in (trained / model, target)
         )
         found[model] = {"trained": before["nats"], "stored": after["nats"], "rows": before["rows"]}
-        say(f"{model}: {found[model]}")
+        log(f"{model}: {found[model]}")
     (RECIPES / "logs" / "storage.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
-def say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def log(text: str) -> None:
+    """Print progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python tools/card.py", description="Measure and write the models' cards.")
+    parser.add_argument("--n", type=int, default=64, help="samples per seed")
+    parser.add_argument("--rows", type=int, help="held-out rows, spread over the books (default: all)")
+    parser.add_argument("--draws", type=int, default=4, help="draws of times and noise for the bound")
+    parser.add_argument("--data", type=Path, default=Path("local/minis/data"), help="the prepared corpus")
+    parser.add_argument("--store", type=Path, default=Path("local/minis/card"), help="where measurements are stored")
+    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bfloat16", help="of the sampled models")
+    parser.add_argument("--processes", type=int, default=1, help="workers that sample side by side")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="store the trained models of this folder")
+    return parser.parse_args(arguments)
+
+
+def compute_samples(options: argparse.Namespace) -> Results:
+    """The results of the study of samples; finished units are not computed again."""
+    one, store = study(options.n), Store(options.store)
+    models, parallel = ModelCache(options.device, options.precision), options.processes > 1
+    executor = processes([options.device] * options.processes) if parallel else local(models=models)
+    threads = 1 if parallel else None
+    summary = run(one, store, executor, models, threads=threads, on_progress=lambda at: log(f"{at.done}/{at.total}"))
+    for unit, reason in summary.failed.items():
+        raise LimpetError(f"{unit}: {reason}")
+    return collect(one, store)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python tools/card.py", description="Measure and write the models' cards.")
-    parser.add_argument("--n", type=int, default=64, help="samples in each of the four shards")
-    parser.add_argument("--rows", type=int, help="held-out rows, spread over the books; all unless told")
-    parser.add_argument("--draws", type=int, default=4, help="draws of times and noise for the bound")
-    parser.add_argument("--data", type=Path, default=Path("local/minis/data"), help="the prepared corpus")
-    parser.add_argument("--store", type=Path, default=Path("local/minis/card"), help="where measurements are kept")
-    parser.add_argument("--device", help="cpu, cuda, ...; a GPU where there is one")
-    parser.add_argument(
-        "--precision", choices=tuple(PRECISIONS), default="bfloat16", help="of the two models as they are sampled"
-    )
-    parser.add_argument("--processes", type=int, default=1, help="workers that sample side by side")
-    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="store the trained models of this folder")
-    given = parser.parse_args(arguments)
+    """Measure what is missing and write the cards; 1 if a finding does not hold, 2 for an error."""
+    options = parse_arguments(arguments)
     try:
-        text = open_text(given.data, {}, SPLITS)
+        text = open_text(options.data, {}, SPLITS)
         if text is None:
             raise LimpetError(
-                f"no prepared corpus in {given.data}: run limpet train on a recipe once, or name it (--data)"
+                f"no prepared corpus in {options.data}: run limpet train on a recipe once, or name it (--data)"
             )
-        if given.pack is not None:
-            pack(given.pack, text, given.rows or 256, given.device)
+        if options.pack is not None:
+            pack(options.pack, text, options.rows or 256, options.device)
             return 0
-        made, store, shelf = study(given.n), Store(given.store), Shelf(given.device, given.precision)
-        many = given.processes > 1
-        place = processes([given.device] * given.processes) if many else local(shelf=shelf)
-        summary = run(
-            made, store, place, shelf, threads=1 if many else None, tell=lambda at: say(f"{at.done}/{at.total}")
-        )
-        for unit, why in summary.failed.items():
-            raise LimpetError(f"{unit}: {why}")
-        exact = Shelf(given.device)  # likelihoods are in float32
-        results = collect(made, store)
-        samples = sample_blocks(results, real(given.store, text, exact, given.n * len(SHARDS)))
-        books = held_out(given.store, text, exact, given.rows, given.draws)
-        whole = given.n >= 64 and given.rows is None
+        results, exact = compute_samples(options), ModelCache(options.device)  # likelihoods are in float32
+        samples = sample_blocks(results, measure_books(options.store, text, exact, options.n * len(SEEDS)))
+        books = held_out(options.store, text, exact, options.rows, options.draws)
+        is_full = options.n >= 64 and options.rows is None
         for model in NAMES:
-            blocks = blocks_of(model, samples, books[model], given.data)
-            if whole:
-                for block, content in blocks.items():
-                    put(BUILTIN_FOLDER / model / "README.md", block, content)
+            blocks = blocks_of(model, samples, books[model], options.data)
+            for block, content in blocks.items() if is_full else ():
+                put(BUILTIN_FOLDER / model / "README.md", block, content)
             print(f"# {model}\n\n" + "\n\n".join(blocks.values()) + "\n")
-        return 0 if not whole or all(holds for _, holds in findings(results)) else 1
+        return 0 if not is_full or all(holds for _, holds in findings(results)) else 1
     except LimpetError as error:
-        say(f"limpet: {error}")
+        log(f"limpet: {error}")
         return 2
 
 

@@ -1,9 +1,10 @@
-"""What to run at which number of calls, from committed numbers: the tables of README, docs/samplers.md and the cards.
+"""Fill the tables of docs/frontier.md and of the models' cards from committed numbers.
 
     python tools/frontier.py
 
-Of the studies `samplers`, `forms` and `interleave` (docs/reports/mini), and of `limpet tune mini --nfe N --n 64 --precision
-bfloat16 --json` for each N (benchmarks/results/tune-mini.json), all of them but `interleave` made on a GPU."""
+The numbers are those of the studies `samplers`, `forms`, `interleave` and `pareto` (docs/reports/mini), and of `limpet
+tune mini --nfe N --n 64 --precision bfloat16 --json` for each N (benchmarks/results/tune-mini.json). All of them but
+those of `interleave` were computed on a GPU."""
 
 from __future__ import annotations
 
@@ -14,142 +15,151 @@ from typing import Any
 
 from blocks import put
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import report, units
-from limpet.experiments.contents import Entry, Table, signed
+from limpet.experiments import Entry, Results, Table, format_signed, report
 from limpet.experiments.render import markdown
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.paper import studies
 from limpet.paper.studies import forms, interleave, pareto, samplers
-from limpet.paper.studies.published import Beside
 from limpet.samplers import parse
 
-HERE = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/frontier.md"
 SIZE = studies.preset("mini-gpu")
-TUNED = HERE / "benchmarks/results/tune-mini.json"
-ARMS = {
+TUNED = ROOT / "benchmarks/results/tune-mini.json"
+SAMPLERS = {  # of the study `samplers`: column -> the first sampler of its family
     "CRS, as in the paper": "crs",
-    "CRS, labels copied": "crs budget=1 spacing=2 final_step=keep",
+    "CRS, committed tokens kept": "crs budget=1 spacing=2 final_step=keep",
     "Mend": "mend",
-}  # of the study `samplers`, first arms of their families
-DRAWN, WIDE = "top-p, ancestral", "mend budget=.25"
+}
+SAMPLED, FEW_COMMITTED = "top-p, sample", "mend budget=.25"
 
 
-def committed(name: str) -> Beside:
-    one = studies.study(name, SIZE)
-    results = report.read(one, HERE / "docs/reports/mini" / units.name(one))
-    return Beside(**vars(results), size=SIZE, words=studies.WORDS[name])
+def committed(name: str) -> Results:
+    """The results of a committed report."""
+    study = studies.study(name, SIZE)
+    return report.read_report(study, ROOT / "docs/reports/mini" / study.full_name)
 
 
 def tuned() -> dict[int, str]:
-    """The tuner's winner for `mini` by number of calls, as the arm of the study `forms` that it is."""
+    """The tuner's choice for `mini` by number of calls, as the study `forms` writes it."""
     found: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))
-    arms = [arm for some in forms.FORMS.values() for arm in some]
-    known = {parse(arm)[1].replace(nfe=2): arm for arm in arms if not arm.startswith("form ")}
-    return {int(nfe): known[parse(one["arm"])[1].replace(nfe=2)] for nfe, one in found.items()}
+    known = {forms.parse_form(text).replace(nfe=2): text for family in forms.FORMS.values() for text in family}
+    return {int(nfe): known[parse(one["winner"])[1].replace(nfe=2)] for nfe, one in found.items()}
 
 
-def frontier(roles: Sequence[str], field: Beside, tried: Beside) -> str:
-    """By model and number of calls: NLL less the best top-p curve over final steps at each arm's own entropy."""
+def short(estimate: Estimate) -> str:
+    """An estimate with three digits and no leading zero."""
+    return format_signed(estimate, 3).replace("0.", ".")
+
+
+def span(values: Iterable[float], sign: str = "+") -> str:
+    """The smallest and the largest of some values."""
+    numbers = list(values)
+    return f"{min(numbers):{sign}.3f} to {max(numbers):{sign}.3f}".replace("0.", ".")
+
+
+def frontier(roles: Sequence[str], field: Results, tried: Results) -> str:
+    """By model and number of calls: delta NLL against the best top-p curve at the entropy of each sampler."""
     best, captions = tuned(), SIZE.captions
 
     def row(role: str, nfe: int) -> tuple[Entry, ...]:
         at = f"{role}/{nfe}"
-        found: list[tuple[Beside, str]] = [(field, arm) for arm in ARMS.values()] + [(tried, best[nfe])]
-        return (
-            Entry(f"{captions[role]}, {nfe}"),
-            *(Entry(f"{short(samplers.less(one, at, arm))} at {one(f'{at}/{arm}', 'entropy').mean:.2f}")
-              for one, arm in found),
-            Entry(best[nfe]),
-        )  # fmt: skip
+        listed = [(field, text) for text in SAMPLERS.values()] + [(tried, best[nfe])]
+        values = [
+            f"{short(samplers.delta(results, at, text))} at {results(f'{at}/{text}', 'entropy').mean:.2f}"
+            for results, text in listed
+        ]
+        return tuple(map(Entry, (f"{captions[role]}, {nfe} calls", *values, best[nfe])))
 
     rows = tuple(tuple(row(role, nfe) for nfe in SIZE.nfes) for role in reversed(roles))
-    return markdown(Table("frontier", "", ("calls", *ARMS, "Mend, tuned", "which is"), rows))
+    return markdown(Table("frontier", "", ("model", *SAMPLERS, "Mend, tuned", "the tuned sampler"), rows))
 
 
-def short(estimate: Estimate) -> str:
-    return signed(estimate, 3).replace("0.", ".")
-
-
-def spread(found: Iterable[float], sign: str = "+") -> str:
-    """The least and the largest."""
-    values = list(found)
-    return f"{min(values):{sign}.3f} to {max(values):{sign}.3f}".replace("0.", ".")
-
-
-def words(field: Beside) -> str:
-    """What Mend costs, whether it holds after a prefix, and what MAUVE makes of it where that was taken."""
+def costs(field: Results) -> str:
+    """What Mend costs in diversity, whether its delta NLL holds after a prompt, and MAUVE where it was computed."""
     places = samplers.places(SIZE)
 
-    def less(measure: str, arm: str = "mend", where: Iterable[str] = places, **curves: Any) -> str:
-        return spread(samplers.less(field, at, arm, measure=measure, **curves).mean for at in where)
+    def delta(measure: str, text: str = "mend", where: Iterable[str] = places, **curves: Any) -> str:
+        return span(samplers.delta(field, at, text, measure=measure, **curves).mean for at in where)
 
-    taken = [at for at in places if "mauve" in field.cells[f"{at}/mend"]]
-    drawn = [arm for arm in samplers.CURVES[DRAWN] if "mauve" in field.cells[f"{taken[0]}/{arm}"]]
-    held = sum("mauve" in field.cells[name] for name in field.cells if name.startswith(f"{taken[0]}/"))
+    measured = [at for at in places if "mauve" in field.cells[f"{at}/mend"]]
+    curve = [text for text in samplers.CURVES[SAMPLED] if "mauve" in field.cells[f"{measured[0]}/{text}"]]
+    count = sum("mauve" in field.cells[name] for name in field.cells if name.startswith(f"{measured[0]}/"))
 
-    def mauve(arm: str) -> str:
-        return spread((field(f"{at}/{arm}", "mauve").mean for at in taken), "-")
+    def mauve(text: str) -> str:
+        return span((field(f"{at}/{text}", "mauve").mean for at in measured), "-")
 
-    def beyond(arm: str) -> str:
-        return less("mauve", arm, taken, curves={DRAWN: drawn})
+    def beyond(text: str) -> str:
+        return delta("mauve", text, measured, curves={SAMPLED: curve})
 
-    return (
-        f"Mend's Rep-4 differs by {less('rep-4')} from top-p's at equal entropy, its Self-BLEU by {less('self-bleu')}; "
-        f"continuing prefixes, its NLL by {less('nll', where=samplers.continued(SIZE))}.\n\n"
-        f"MAUVE against held-out text, taken of {held} arms at 16 and 64 calls, rises with entropy: it is "
-        f"{mauve(drawn[0])} for native sampling with a drawn last call, {mauve('mend')} for Mend, {beyond('mend')} "
-        f"from drawn top-p's at equal entropy, and {mauve(WIDE)} for `{WIDE}` ({beyond(WIDE)}), which labels a quarter "
-        f"of the positions.\n"
-    )
+    at_entropy = f"At equal entropy, Mend's Rep-4 differs from top-p's by {delta('rep-4')} and its Self-BLEU by"
+    prompted = delta("nll", where=samplers.prompted_places(SIZE))
+    return f"""{at_entropy}
+{delta("self-bleu")} (lower is more diverse). After a prompt, its delta NLL is {prompted}.
+
+MAUVE against held-out text (higher is better), computed for {count} samplers at 16 and 64 calls, rises with entropy:
+
+| sampler | MAUVE | against top-p with a sampled final step at equal entropy |
+| --- | ---: | ---: |
+| `native` | {mauve(curve[0])} | |
+| `mend` | {mauve("mend")} | {beyond("mend")} |
+| `{FEW_COMMITTED}`, which commits a quarter of the positions | {mauve(FEW_COMMITTED)} | {beyond(FEW_COMMITTED)} |
+"""
 
 
-def turns() -> str:
-    """NLL less the released sampler's at its entropy, in turn and all at once, by model and number of calls."""
+def interleaved_table() -> str:
+    """Delta NLL against the released sampler at its entropy, interleaved and not, by model and number of calls."""
     interleaved, plain = committed("interleave"), committed("pareto")
-    calls = [SIZE.nfes[0], *interleave.every(SIZE), *SIZE.nfes[2:]]
-    whose: list[tuple[str, Beside, pareto.Arms, str]] = [
-        ("in turn", interleaved, interleave.every(SIZE), "in turn"),
-        ("top-p, all at once", plain, pareto.every(SIZE), "top-p, ancestral"),
-        ("Mend, all at once", plain, pareto.every(SIZE), "Mend"),
+    calls = [SIZE.nfes[0], *interleave.by_calls(SIZE), *SIZE.nfes[2:]]
+    kinds: list[tuple[str, Results, pareto.SamplersByCalls, str]] = [
+        ("interleaved", interleaved, interleave.by_calls(SIZE), interleave.FAMILY),
+        ("top-p, all positions at once", plain, pareto.by_calls(SIZE), SAMPLED),
+        ("Mend, all positions at once", plain, pareto.by_calls(SIZE), "Mend"),
     ]
 
-    def entry(role: str, nfe: int, found: Beside, every: pareto.Arms, family: str) -> Entry:
-        arms = every.get(nfe, {}).get(family)
-        return Entry(signed(pareto.less(found, SIZE, role, interleave.FINAL_STEP, nfe, arms), 3) if arms else "")
+    def entry(role: str, nfe: int, results: Results, by_calls: pareto.SamplersByCalls, family: str) -> Entry:
+        texts = by_calls.get(nfe, {}).get(family)
+        if not texts:
+            return Entry("")
+        return Entry(format_signed(pareto.delta(results, SIZE, role, interleave.FINAL_STEP, nfe, texts), 3))
 
     rows = tuple(
-        (Entry(f"{caption}, {name}"), *(entry(role, nfe, found, every, family) for nfe in calls))
+        (Entry(f"{caption}, {name}"), *(entry(role, nfe, results, by_calls, family) for nfe in calls))
         for role, caption in reversed(SIZE.captions.items())
-        for name, found, every, family in whose
+        for name, results, by_calls, family in kinds
     )
-    return markdown(Table("turns", "", ("mixtures of arms", *(f"{nfe} calls" for nfe in calls)), (rows,))).lstrip()
+    return markdown(Table("interleave", "", ("mixtures", *(f"{nfe} calls" for nfe in calls)), (rows,))).lstrip()
 
 
-def sharper() -> str:
-    """Mend less top-p, both in turn, at Mend's entropy."""
-    found = committed("interleave")
-    at = {role: f"{role}/{interleave.twice(SIZE)}" for role in SIZE.captions}
+def sharp_table() -> str:
+    """Delta NLL of Mend against top-p, both interleaved, at Mend's entropy."""
+    results, calls = committed("interleave"), interleave.compared_calls(SIZE)
 
-    def entry(role: str, arm: str) -> Entry:
-        less = interleave.sharper(found, SIZE, role, arm)
-        return Entry(f"{short(less)} at {found(f'{at[role]}/{arm}', 'entropy').mean:.2f}")
+    def entry(role: str, text: str) -> Entry:
+        delta = interleave.mend_against_top_p(results, SIZE, role, text)
+        return Entry(f"{short(delta)} at {results(f'{role}/{calls}/{text}', 'entropy').mean:.2f}")
 
     rows = tuple(
-        (Entry(arm), *(entry(role, arm) for role in reversed(SIZE.captions))) for arm in interleave.INTERLEAVED["mend"]
+        (Entry(text), *(entry(role, text) for role in reversed(SIZE.captions))) for text in interleave.SAMPLERS["mend"]
     )
-    head = (f"{interleave.twice(SIZE)} calls", *reversed(SIZE.captions.values()))
-    return markdown(Table("sharper", "", head, (rows,))).lstrip()
+    return markdown(Table("sharp", "", (f"{calls} calls", *reversed(SIZE.captions.values())), (rows,))).lstrip()
 
 
-def pages() -> dict[Path, str]:
+def blocks() -> dict[tuple[Path, str], str]:
+    """The generated blocks: (page, name) -> text."""
     field, tried = committed("samplers"), committed("forms")
-    both = f"{frontier(list(SIZE.captions), field, tried)}\n{words(field)}"
-    cards = {BUILTIN_FOLDER / SIZE.roles[role] / "README.md": frontier([role], field, tried) for role in SIZE.captions}
-    return {HERE / "README.md": both, HERE / "docs/samplers.md": both, **cards}
+    cards = {
+        (BUILTIN_FOLDER / SIZE.roles[role] / "README.md", "frontier"): frontier([role], field, tried)
+        for role in SIZE.captions
+    }
+    return {
+        (PAGE, "frontier"): f"{frontier(list(SIZE.captions), field, tried)}\n{costs(field)}",
+        (PAGE, "interleave"): interleaved_table(),
+        (PAGE, "sharp"): sharp_table(),
+        **cards,
+    }
 
 
 if __name__ == "__main__":
-    for page, text in pages().items():
-        put(page, "frontier", text)
-    for name, block in {"interleave": turns(), "sharper": sharper()}.items():
-        put(HERE / "docs/samplers.md", name, block)
+    for (page, name), text in blocks().items():
+        put(page, name, text)

@@ -538,7 +538,8 @@ def reply(
     prompt: text, which goes through the model's chat template, or ids as they are. length: the most tokens of a reply,
     rounded up to whole canvases. A reply ends with its first end-of-text token and is padded after it. A sampler that
     finishes early saves the remaining calls of a batch once all its samples are finished. Other arguments as in
-    `sample`; the first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest reply."""
+    `sample`. The first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest
+    reply."""
     chosen = as_sampler(CRS() if sampler is None else sampler)
     _check_counts(n, seed, first, batch_size)
     canvases = -(-(model.length if length is None else length) // model.length)

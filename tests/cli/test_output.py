@@ -122,7 +122,9 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "arguments",
     [
-        [*FEW, "--out", "x.jsonl"], [*FEW, "--record", "x.limpet"], ["paper", "theory", "separated-modes", "--figures", "x"],
+        [*FEW, "--out", "x.jsonl"],
+        [*FEW, "--record", "x.limpet"],
+        ["paper", "theory", "separated-modes", "--figures", "x"],
         ["study", "run", "study.toml", "--store", "store"],
     ],
     ids=lambda arguments: arguments[0] + arguments[-2],

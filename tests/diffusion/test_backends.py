@@ -82,7 +82,7 @@ def log_probs_everywhere(probs: list[float]) -> Tensor:
 @every_backend
 @pytest.mark.parametrize("name", CASES)
 def test_a_million_draws(backend: Backend, name: str) -> None:
-    """Every token z in turn, each with its own reverse distribution."""
+    """Every token z, each with its own reverse distribution."""
     probs, signal_t, signal_s, top_p, boundary = CASES[name]
     size = len(probs)
     tokens = (torch.arange(SIDE * SIDE) % size).view(SIDE, SIDE)

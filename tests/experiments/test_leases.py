@@ -80,7 +80,7 @@ def test_leases_are_renewed_while_they_are_held(store, monkeypatch):
     renewed = multiprocessing.Event()
     monkeypatch.setattr(leases, "RENEWAL", 0.001)
     overwrite = Store.overwrite
-    monkeypatch.setattr(Store, "overwrite", lambda *given: (overwrite(*given), renewed.set()))
+    monkeypatch.setattr(Store, "overwrite", lambda *arguments: (overwrite(*arguments), renewed.set()))
     holder = Leases(store)
     assert holder.acquire([KEY])
     before = store.content(f"leases/{KEY}")

@@ -57,9 +57,9 @@ def test_cells_of_other_studies_are_shared() -> None:
         assert own[f"{role}/64/native top_p=.9"].n == 256
         assert f"{role}/128/native top_p=.9" in own
         for nfe in pareto.calls(GPU):
-            arms = [arm for arms in pareto.families(GPU, nfe).values() for arm in arms]
-            assert len(arms) == len(set(arms))
-            assert {f"{role}/{nfe}/{arm}" for arm in arms} <= own.keys()
+            texts = [text for family in pareto.families(GPU, nfe).values() for text in family]
+            assert len(texts) == len(set(texts))
+            assert {f"{role}/{nfe}/{text}" for text in texts} <= own.keys()
 
 
 def test_units_of_the_study_of_samplers_are_shared() -> None:
@@ -68,7 +68,7 @@ def test_units_of_the_study_of_samplers_are_shared() -> None:
         for name in ("pareto", "samplers")
     )
     shared = own.keys() & others.keys()
-    assert {name for name, _ in shared} >= {f"base/8/{arm}" for arm in pareto.RELEASED.values()}
+    assert {name for name, _ in shared} >= {f"base/8/{text}" for text in pareto.RELEASED.values()}
     assert all(own[one] == others[one] for one in shared)
     assert study("pareto", GPU).reference_text == study("samplers", GPU).reference_text  # the key depends on it
 
@@ -188,7 +188,7 @@ def test_the_samplers_that_are_timed(times: Path) -> None:
 
 
 def test_the_time_of_fewer_released_calls_is_scaled() -> None:
-    cost = speed.Cost(3.0, 1.0, (1.0,), None, 1.0, 1.0)
+    cost = speed.CallCost(3.0, 1.0, (1.0,), None, 1.0, 1.0)
     assert BENCH["per_texts"](cost, 4, 64 / 8) == 3 * 8 * 250
     assert BENCH["per_texts"](None, 4) is None
 
@@ -197,9 +197,9 @@ def test_the_released_functions_take_the_largest_batch_that_fits(monkeypatch: py
     """Uncompiled and compiled; an error if none fits."""
 
     def fitting(most: int) -> dict[str, Any]:
-        def measure(contenders: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.Cost | None]:
+        def measure(contenders: dict[str, int], calls: int, tokens: int, *_: Any) -> dict[str, speed.CallCost | None]:
             return dict.fromkeys(
-                contenders, speed.Cost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None
+                contenders, speed.CallCost(1.0, 1.0, (1.0,), None, 1.0, 1.0) if tokens <= most * 16 else None
             )
 
         monkeypatch.setattr(speed, "measure", measure)
@@ -255,7 +255,7 @@ def test_text_and_figure_have_the_measured_numbers() -> None:
         for role in SMOKE.captions
         for place, at in enumerate(("2/mend", "2/mend budget=.25"))
     }
-    points |= {f"{role}/8/{arm}": (2.25, 1.5) for role in SMOKE.captions for arm in pareto.RELEASED.values()}
+    points |= {f"{role}/8/{text}": (2.25, 1.5) for role in SMOKE.captions for text in pareto.RELEASED.values()}
     about = {
         "about": {"device": "d", "model": "exact:words", "every sampler up to": 2, "study": "pareto"},
         "batch": 4,
@@ -265,14 +265,11 @@ def test_text_and_figure_have_the_measured_numbers() -> None:
     results = results_at(points, (0.0, 0.0))
     found = fastest(about, results)
     drawn = BENCH["figure"]([about], results, SMOKE)
-    text, front = BENCH["page"](found, drawn, SMOKE, [about]), BENCH["front"](found, drawn, SMOKE)
-    arms = "50% `mend`, 50% `mend budget=.25`"
-    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {arms} | -0.400 ± 0.000 | 0.5 | 120 |" in text
+    text = BENCH["page"](found, drawn, SMOKE, [about])
+    mixture = "50% `mend`, 50% `mend budget=.25`"
+    assert f"| exact:words, d | words | argmax | 60 | mixed | 2 | {mixture} | -0.400 ± 0.000 | 0.5 | 120 |" in text
     assert "exact:words, d (batch 4, the released functions 2)" in text
     assert "top-p .9 and 8 calls" in text
-    leads = " ".join(front.split())
-    assert "top-p .9 and 8 calls take 60 s. With their default final step, a sample" in leads
-    assert "on `words` 2 calls of `mend budget=.25`, 120 times as fast" in leads
     larger = {**about, "about": {"device": "d", "model": "trained-like", "every sampler up to": 2, "study": "pareto"}}
     assert BENCH["figure"]([about, larger], results, SMOKE) == drawn  # its texts have no judge
     assert "is random" not in text
@@ -294,32 +291,24 @@ def test_the_study_and_its_times_are_joined(times: Path, tmp_path: Path) -> None
     assert not run(one, store, local(models=models), models).failed
     report.write_report(collect(one, store), tmp_path / "pareto-smoke")
     (tmp_path / "docs").mkdir()
-    for name in ("docs/speed.md", "README.md"):
-        (tmp_path / name).write_text(MARKED)
+    (tmp_path / "docs/speed.md").write_text(MARKED)
     BENCH["main"](["--preset", "smoke", "join", str(times), "--reports", str(tmp_path), "--root", str(tmp_path)])
     assert (tmp_path / "docs/images/pareto.svg").read_bytes().startswith(b"<?xml")
     found = fastest(json.loads(times.read_text()), report.read_report(one, tmp_path / "pareto-smoke"))
-    text, front = (tmp_path / "docs/speed.md").read_text(), (tmp_path / "README.md").read_text()
+    text = (tmp_path / "docs/speed.md").read_text()
     assert found
     assert all(cheapest.row in text for cheapest in found)
-    assert all(one.startswith("top\n") and one.endswith("<!-- end -->\nbottom\n") for one in (text, front))
+    assert text.startswith("top\n")
+    assert text.endswith("<!-- end -->\nbottom\n")
 
 
-def test_pages_have_what_was_measured(tmp_path: Path) -> None:
+def test_the_page_has_what_was_measured(tmp_path: Path) -> None:
     """Text and figure follow from the committed times and reports."""
-    pages = ("docs/speed.md", "README.md")
     (tmp_path / "docs").mkdir()
-    for name in pages:
-        shutil.copy(ROOT / name, tmp_path / name)
-    BENCH["main"](
-        [
-            "join",
-            *(str(MEASURED / f"{name}.json") for name in ("pareto-h200", "pareto-cpu", "interleave-cpu")),
-            "--root",
-            str(tmp_path),
-        ]
-    )
-    assert all((tmp_path / name).read_text() == (ROOT / name).read_text() for name in pages)
+    shutil.copy(ROOT / "docs/speed.md", tmp_path / "docs/speed.md")
+    times = (str(MEASURED / f"{name}.json") for name in ("pareto-h200", "pareto-cpu", "interleave-cpu"))
+    BENCH["main"](["join", *times, "--root", str(tmp_path)])
+    assert (tmp_path / "docs/speed.md").read_text() == (ROOT / "docs/speed.md").read_text()
 
 
 def test_what_the_released_quality_costs_on_a_gpu() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: calls, rows, turns, what does not fit; and its random model sharpens."""
+"""Timing: the measurements of `limpet bench` and of the benchmarks, and the page that has their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import limpet
 from limpet import registry
 from limpet.cli import bench
-from limpet.cli.common import Where
+from limpet.cli.common import LoadOptions
 from limpet.diffusion.backends import backends
 from limpet.errors import LimpetError
 from limpet.experiments import speed
@@ -36,7 +36,7 @@ def model() -> Duo:
     return Duo(trained_like(SMALL), name="small")
 
 
-def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> None:
+def test_every_contender_is_named_and_its_head_rows_are_counted(model: Duo) -> None:
     costs = speed.side_by_side(model, model.network, nfe=6, batch=3, runs=1, with_released=True)
     assert list(costs) == ["bare", "native", "top-p .9", "CRS", "released native", "released top-p .9"]
     found = {name: cost.head_rows for name, cost in costs.items() if cost is not None}
@@ -50,32 +50,32 @@ def test_side_by_side_names_every_contender_and_counts_its_rows(model: Duo) -> N
     assert costs["bare"].ratio == 1
 
 
-def test_contenders_take_turns_call_by_call_after_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds are those of the long runs alone, each contender's own: here a call of b takes three ticks."""
-    monkeypatch.setattr(speed, "WARM", 1)
+def test_contenders_alternate_after_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are those of the long runs alone; here a call of b takes three ticks."""
+    monkeypatch.setattr(speed, "WARMUP_CALLS", 1)
     clock = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
-    made = ""
+    order = ""
 
-    def contender(name: str, ticks: float) -> speed.Calls:
+    def contender(name: str, ticks: float) -> speed.TimedCalls:
         def calls(nfe: int) -> Iterator[float]:
-            nonlocal made
+            nonlocal order
             for number in range(nfe):
-                made += name
+                order += name
                 clock[0] += ticks
                 yield number / 2
 
         return calls
 
     costs = speed.measure({"a": contender("a", 1), "b": contender("b", 3)}, 3, 10, 2, torch.device("cpu"))
-    assert made == "ab" + "ababab" * 2
+    assert order == "ab" + "ababab" * 2
     assert [(cost.seconds, cost.ratios, cost.head_rows) for cost in costs.values() if cost] == [
         (3, (1, 1), 0.5),
         (9, (3, 3), 0.5),
     ]
 
 
-def test_what_does_not_fit_is_none_and_the_others_are_timed() -> None:
+def test_a_contender_that_does_not_fit_is_none() -> None:
     def large(nfe: int) -> Iterator[float]:
         yield 1.0
         raise torch.OutOfMemoryError
@@ -86,13 +86,13 @@ def test_what_does_not_fit_is_none_and_the_others_are_timed() -> None:
     assert costs["a"].head_rows == 1
 
 
-def test_bare_forwards_are_as_many_as_asked(model: Duo) -> None:
-    made = []
-    list(speed.forwards(model, lambda tokens, sigma: made.append(model.network(tokens, sigma).shape), batch=2)(5))
-    assert made == [(2, 16, 300)] * 5
+def test_there_are_as_many_bare_forwards_as_calls(model: Duo) -> None:
+    shapes = []
+    list(speed.forwards(model, lambda tokens, sigma: shapes.append(model.network(tokens, sigma).shape), batch=2)(5))
+    assert shapes == [(2, 16, 300)] * 5
 
 
-def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:
+def test_random_predictions_sharpen_as_noise_falls(model: Duo) -> None:
     tokens = torch.randint(300, (8, 16), generator=torch.Generator().manual_seed(0))
     largest, own = [], []
     for t in (1.0, 0.67, 0.33, 0.05):
@@ -105,9 +105,9 @@ def test_random_laws_sharpen_as_noise_falls(model: Duo) -> None:
     assert torch.equal(trained_like(SMALL).vocab_embed.embedding, model.network.vocab_embed.embedding)
 
 
-# -- what docs/speed.md says is what was measured ----------------------------------------------------------------------
+# What docs/speed.md says is what was measured
 
-SAID = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
 LIMITS = {("native", 64): 0.68, ("top-p .9", 64): 0.74, ("CRS", 64): 0.78, ("native", 8): 0.95, ("top-p .9", 8): 1.05,
           ("CRS", 8): 0.98}  # fmt: skip
 
@@ -119,14 +119,14 @@ def measured(name: str) -> dict[str, Any]:
 
 def test_the_gpu_table_is_the_committed_run() -> None:
     pytest.importorskip("matplotlib")
-    made = runpy.run_path(str(ROOT / "benchmarks/plot.py"))
-    rows, others = (list(made[name](measured("h200.json"))) for name in ("table", "beside"))
+    plot = runpy.run_path(str(ROOT / "benchmarks/plot.py"))
+    rows, others = (list(plot[name](measured("h200.json"))) for name in ("table", "beside"))
     assert len(rows) > 40
-    assert "\n".join(rows) in SAID
-    assert "\n".join(others) in SAID
+    assert "\n".join(rows) in PAGE
+    assert "\n".join(others) in PAGE
 
 
-def test_a_bar_that_is_out_of_memory_or_not_there_says_so(tmp_path: Path) -> None:
+def test_a_bar_without_a_time_has_the_reason(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, found = runpy.run_path(str(ROOT / "benchmarks/plot.py")), measured("h200.json")
     plot["draw"](found, tmp_path / "drawn.svg")
@@ -138,9 +138,9 @@ def test_a_bar_that_is_out_of_memory_or_not_there_says_so(tmp_path: Path) -> Non
     assert drawn.count("not measured") == rows.count(None) > 0
 
 
-def test_the_gpu_run_keeps_what_was_promised() -> None:
-    """At batch 64 the shares of bare forwards and the memory; at batch 16 how often the released step's time fits; no
-    token other than the plain step's; distributions at the usual 1% for 17 tests, Bonferroni's way."""
+def test_the_gpu_run_keeps_its_limits() -> None:
+    """At batch 64 the shares of bare forwards and the memory; at batch 16 the times of the released step. All tokens
+    are those of the sparse step; distributions pass 17 tests at 1% with Bonferroni's correction."""
     found = measured("h200.json")
     for (name, nfe), most in LIMITS.items():
         cost = found[f"batch 64 nfe {nfe} {name}"]
@@ -148,69 +148,69 @@ def test_the_gpu_run_keeps_what_was_promised() -> None:
         assert cost["peak_gib"] <= 4
     routed = found["samplers 64"]
     assert routed["mend"]["ratio"] <= 0.85
-    for name, cost in routed.items():  # at native's price, but for the head rows that labels need
+    for name, cost in routed.items():  # as native, but for the head rows that committing needs
         if name not in ("bare", "own forward", "CRS") and not name.startswith("mend"):
             assert cost["seconds"] <= 1.15 * routed["native"]["seconds"], name
-    assert set(routed) >= {"psi", "psi rule=constant eta=0.5", "ddim", "gibbs", "mend turns=1"}
+    assert set(routed) >= {"psi", "psi rule=constant eta=0.5", "ddim", "gibbs", "mend revise_every=1"}
     for name, cost in (*routed.items(), *found["samplers 8"].items()):
         assert cost["peak_gib"] < 4 or name in ("bare", "own forward"), name
     fields = {nfe: found[f"samplers {nfe}"] for nfe in (64, 8)}
-    said = " ".join(SAID.split())
+    text = " ".join(PAGE.split())
     bare = "{:.1f} ms a call over 64 calls and {:.1f} over 8".format(
         *(1000 * field["bare"]["seconds"] / nfe for nfe, field in fields.items())
     )
     native = "{:.3f} and {:.3f} of them".format(*(field["native"]["ratio"] for field in fields.values()))
-    assert f"they took {bare}, and native sampling {native.replace('0.', '.')}" in said
+    assert f"they took {bare}, and native sampling {native.replace('0.', '.')}" in text
     most = max(
         cost["peak_gib"]
         for field in fields.values()
         for name, cost in field.items()
         if name not in ("bare", "own forward")
     )
-    assert f"None takes more than {most:.1f} GiB" in said
+    assert f"None takes more than {most:.1f} GiB" in text
     for name, least in (("native", 9), ("top-p .9", 22)):
         times = found[f"batch 16 nfe 64 released {name}"]["seconds"] / found[f"batch 16 nfe 64 {name}"]["seconds"]
         assert times >= least
-        assert f"{times:.1f} times" in SAID
+        assert f"{times:.1f} times" in PAGE
     few = (found[f"batch 16 nfe 8 released {name}"]["seconds"] / found[f"batch 16 nfe 8 {name}"]["seconds"]
            for name in ("native", "top-p .9"))  # fmt: skip
-    assert "{:.1f} and {:.1f} times".format(*few) in SAID
+    assert "{:.1f} and {:.1f} times".format(*few) in PAGE
     parts = found["parts"]
     for words, value in (
-        ("body at every position", f"{parts['body']:.1f}"),
+        ("body at every position", f"{parts['backbone']:.1f}"),
         ("head, 5248 rows, aligned (as the sampler runs it)", f"{parts['head of 5248 rows, aligned']:.2f}"),
         ("selector, 25 of 1024 positions in each of 64 samples", f"{parts['select 25']:.2f}"),
     ):
-        assert f"| {words} | {value} |" in SAID
+        assert f"| {words} | {value} |" in PAGE
     assert found["batch 256 nfe 64 CRS"]["peak_gib"] <= 4 * found["batch 64 nfe 64 CRS"]["peak_gib"]
     assert all(case["tokens differ"] == case["argmax differ"] == 0 for case in found["check step"].values())
-    paths = [value for key, value in found.items() if key.startswith("check path ")]
+    paths = [value for key, value in found.items() if key.startswith("check trajectory ")]
     assert len(paths) >= 2
     assert all(path["tokens differ"] == path["committed when"] == 0 for path in paths)
-    assert all(told.startswith("raised after ") for told in found.get("check alarm", {}).values())
+    assert all(text.startswith("raised after ") for text in found.get("check non-finite", {}).values())
     assert found["check select"]["positions that differ"] == 0
     assert found["check distributions"]["smallest"] > 0.01 / 17
     assert parts["select 25"] <= 0.03 * 1000 * found["batch 64 nfe 64 CRS"]["seconds"] / 64
 
 
-def test_the_cpu_table_is_the_committed_run_and_keeps_what_was_promised() -> None:
+def test_the_cpu_table_is_the_committed_run_and_keeps_its_limits() -> None:
     rows = {row["what"]: row for row in measured("cpu-mini.json")["rows"]}
     for name, row in rows.items():
-        assert f"| {name} | {row['ratio']:.3f} | {row['head_rows']:.3f} |" in SAID
+        assert f"| {name} | {row['ratio']:.3f} | {row['head_rows']:.3f} |" in PAGE
     assert rows["native"]["ratio"] <= 0.85
     assert rows["top-p .9"]["ratio"] <= 0.90
     assert rows["CRS"]["ratio"] <= 0.92
-    lazily = {row["step"]: row["times as fast as dense"] for row in measured("cpu-arithmetic.json")["rows"]}["lazy"]
-    assert lazily >= 10
-    assert f"{lazily:.1f} times as fast" in SAID
+    sparse = {row["step"]: row["times as fast as dense"] for row in measured("cpu-arithmetic.json")["rows"]}["sparse"]
+    assert sparse >= 10
+    assert f"{sparse:.1f} times as fast" in PAGE
 
 
 LARGE = runpy.run_path(str(ROOT / "benchmarks/large.py"))
 
 
-def test_the_page_on_large_models_is_the_committed_run_and_keeps_what_was_promised() -> None:
+def test_the_page_on_large_models_is_the_committed_run_and_keeps_its_limits() -> None:
     found = measured("large.json")
-    assert f"<!-- large -->\n{LARGE['page'](found)}\n<!-- end -->" in SAID
+    assert f"<!-- large -->\n{LARGE['page'](found)}\n<!-- end -->" in PAGE
     cases = {name: found[case] for name, case in LARGE["cases_of"](found).items()}
     assert list(cases) == list(LARGE["MODELS"])
     assert all(LARGE["beyond"](case) <= 0.15 for case in cases.values())
@@ -220,22 +220,22 @@ def test_the_page_on_large_models_is_the_committed_run_and_keeps_what_was_promis
         assert cost["costs"][LARGE["FLOOR"]]["ratio"] <= cost["costs"]["CRS"]["ratio"]
 
 
-def test_the_page_says_what_the_floor_is_once_it_is_measured() -> None:
+def test_the_page_has_the_floor_once_it_is_measured() -> None:
     found = {key: value for key, value in measured("large.json").items() if key != "floor"}
     before, case = LARGE["page"](found), LARGE["cases_of"](found)["Sumi 7B"]
     found["floor"] = {case: {"costs": {"CRS": {"ratio": 0.987}, LARGE["FLOOR"]: {"ratio": 0.912}}}}
-    said = " ".join(LARGE["page"](found).split())
-    assert said.startswith(" ".join(before.split()))
-    assert ".912 of bare for the Sumi 7B, where CRS took .987." in said
+    text = " ".join(LARGE["page"](found).split())
+    assert text.startswith(" ".join(before.split()))
+    assert ".912 of bare for the Sumi 7B, where CRS took .987." in text
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
 @pytest.mark.parametrize("name", LARGE["MODELS"])
 def test_the_floor_makes_the_products_of_the_network_and_no_others(name: str, share: float) -> None:
-    """Attention apart, which the counter does not know on a CPU, and what a Duo makes of sigma."""
+    """Without attention, which the counter does not know on a CPU, and without a Duo's map of sigma."""
     batch, model = 16, LARGE["MODELS"][name]
-    made = model.make(True)
-    sizes = LARGE["products_of"](asdict(made.shape), model.gates)
+    random = model.make(True)
+    sizes = LARGE["products_of"](asdict(random.shape), model.gates)
     aligned = sizes._replace(vocab_size=320)  # as the floor's head is
     positions, attention = batch * sizes.length, 2 * sizes.length * sizes.width
     calls = LARGE["floor"](sizes, batch, share)
@@ -243,30 +243,33 @@ def test_the_floor_makes_the_products_of_the_network_and_no_others(name: str, sh
         assert list(calls(2)) == [share] * 2
     one = 2 * positions * (aligned.work(share) - (sizes.blocks - 1 + share) * attention)
     assert counted.get_total_flops() == 2 * one
-    forward = LARGE["forward_of"](model.at_once(made))
+    forward = LARGE["forward_of"](model.at_once(random))
     with torch.inference_mode(), FlopCounterMode(display=False) as counted:
         forward(torch.zeros(batch, sizes.length, dtype=torch.long), torch.ones(batch))
-    cond = getattr(made.shape, "cond", 0)
-    told = batch * cond * (256 + cond + (6 * sizes.blocks + 2) * sizes.width)
-    assert counted.get_total_flops() == 2 * told + 2 * positions * (sizes.work(1) - sizes.blocks * attention)
+    cond = getattr(random.shape, "cond", 0)
+    sigma_map = batch * cond * (256 + cond + (6 * sizes.blocks + 2) * sizes.width)
+    assert counted.get_total_flops() == 2 * sigma_map + 2 * positions * (sizes.work(1) - sizes.blocks * attention)
 
 
-def test_the_page_has_the_body_as_it_was_measured() -> None:
-    """And what stands in the way of less: even the least that the arithmetic takes is more than one would like."""
+def test_the_page_has_the_backbone_as_it_was_measured() -> None:
+    """Also the least time that its arithmetic takes."""
     body = runpy.run_path(str(ROOT / "benchmarks/body.py"))
     found = json.loads((ROOT / "benchmarks/results/body.json").read_text(encoding="utf-8"))
-    said = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     parts = json.loads((ROOT / "benchmarks/results/h200.json").read_text(encoding="utf-8"))["parts"]
     apart = json.loads((ROOT / "benchmarks/results/float8-products.json").read_text(encoding="utf-8"))["one product"]
-    assert f"<!-- body -->\n{body['page'](found, parts, apart)}\n<!-- end -->" in said
+    assert f"<!-- body -->\n{body['page'](found, parts, apart)}\n<!-- end -->" in PAGE
     assert (
-        min(max(apart[f"{kind} distribution variation t {t}"] for t in (0.9, 0.5, 0.1)) for kind in body["MADE"]) > 0.03
+        min(
+            max(apart[f"{kind} distribution variation t {t}"] for t in (0.9, 0.5, 0.1))
+            for kind in body["FLOAT8_PRODUCTS"]
+        )
+        > 0.03
     )
-    paths, bare = found["times batch 64 nfe 64"], found["times batch 64 nfe 64"]["bare"]["ms a call"]
+    times, bare = found["times batch 64 nfe 64"], found["times batch 64 nfe 64"]["bare"]["ms a call"]
 
     def least(name: str) -> float:
-        ratio: float = body["least"](found, name.split()[0], paths[name]["head_rows"]) / bare
-        assert ratio < min(paths[name]["ratios"])
+        ratio: float = body["least"](found, name.split()[0], times[name]["head_rows"]) / bare
+        assert ratio < min(times[name]["ratios"])
         return ratio
 
     assert least("bfloat16 native") > 0.60
@@ -277,7 +280,8 @@ def test_the_page_has_the_body_as_it_was_measured() -> None:
     assert few["released top-p .9 / float8"] > 30
     for name in ("mini", "mini-distilled"):
         assert (
-            max(v for what, v in found[f"distributions {name}"].items() if "float8" in what and "exact" in what) < 0.03
+            max(v for what, v in found[f"distributions {name}"].items() if "float8" in what and "variation" in what)
+            < 0.03
         )
     assert body["errors"](found["texts mini"]) < 2
 
@@ -291,14 +295,14 @@ def test_a_kernel_is_of_one_kind() -> None:
 
 
 def test_arithmetic_times_every_backend() -> None:
-    taken = speed.arithmetic(backends("cpu"), (1, 8, 100), steps=3)
-    assert set(taken) == {"dense", "lazy"}
-    assert min(taken.values()) > 0
+    seconds = speed.arithmetic(backends("cpu"), (1, 8, 100), steps=3)
+    assert set(seconds) == {"dense", "sparse"}
+    assert min(seconds.values()) > 0
 
 
 def test_the_command_prints_one_json_document(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(Where, "load", lambda where, name: model)
-    bench.run(model="small", nfe=(4,), batches=(1, 2), runs=1, where=Where("cpu", "float32"), json=True)
+    monkeypatch.setattr(LoadOptions, "load", lambda options, name: model)
+    bench.run(model="small", nfe=(4,), batches=(1, 2), runs=1, loading=LoadOptions("cpu", "float32"), json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["model"] == "small"
     assert [(row["batch"], row["what"]) for row in document["rows"]] == [
@@ -307,22 +311,22 @@ def test_the_command_prints_one_json_document(model: Duo, monkeypatch: pytest.Mo
 
 
 def test_the_command_prints_a_table(model: Duo, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(Where, "load", lambda where, name: model)
-    bench.run(model="small", nfe=(4,), batches=(1,), runs=1, where=Where("cpu", "float32"), released=True)
+    monkeypatch.setattr(LoadOptions, "load", lambda options, name: model)
+    bench.run(model="small", nfe=(4,), batches=(1,), runs=1, loading=LoadOptions("cpu", "float32"), released=True)
     printed = capsys.readouterr().out
     for word in ("of bare", "head rows", "CRS", "released native"):
         assert word in printed
 
 
-def test_the_command_says_what_is_wrong() -> None:
-    with pytest.raises(LimpetError, match="runs is 0"):
+def test_wrong_options_are_one_sentence() -> None:
+    with pytest.raises(LimpetError, match="runs is 0; it takes one or more"):
         bench.run(runs=0)
     with pytest.raises(LimpetError, match="exact:words is no Duo network, so there are no bare forwards"):
-        bench.run(model="exact:words", where=Where("cpu"))
+        bench.run(model="exact:words", loading=LoadOptions("cpu"))
 
 
 def test_a_file_is_a_model_to_bench(tmp_path: Path, capsys) -> None:
-    """`limpet bench` takes what `limpet sample` takes: here the trained-like network, at a size that a test can run."""
+    """`limpet bench` takes the models of `limpet sample`; here the trained-like network at a small size."""
     file = tmp_path / "small.py"
     file.write_text(f"""
 from limpet import registry
@@ -333,7 +337,7 @@ trained_like = registry.from_file("{TRAINED_LIKE}:trained_like")
 def small(folder=None, *, device=None, precision="float32"):
     return Duo(trained_like(DuoShape({SMALL.vocab_size}, 8, 32, 1, 2, hidden=32)), precision=precision).to(device)
 """)
-    bench.run(model=f"{file}:small", nfe=(3,), batches=(1,), runs=1, where=Where("cpu"), json=True)
+    bench.run(model=f"{file}:small", nfe=(3,), batches=(1,), runs=1, loading=LoadOptions("cpu"), json=True)
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 4
 
 
@@ -344,7 +348,7 @@ def test_the_released_size_is_a_file_away() -> None:
     assert round(model.info["parameters"] / 1e6, 1) == 169.6
 
 
-# -- the benchmark on a bare machine -----------------------------------------------------------------------------------
+# On a bare machine
 
 BARE = """
 import runpy, sys
@@ -361,7 +365,7 @@ import limpet
 """
 ABSENT = {"tyro", "rich", "matplotlib", "scipy", "fsspec", "ray", "starlette", "uvicorn", "pydantic", "markdown_it",
           "huggingface_hub", "hypothesis", "pytest"}  # fmt: skip
-ON_GPUS = ("body", "gpu", "large", "pareto", "stopping")  # benchmarks that run where little is installed
+ON_GPUS = ("body", "gpu", "large", "pareto", "stopping")  # benchmarks for machines without optional packages
 
 
 @pytest.mark.parametrize(
@@ -375,8 +379,8 @@ ON_GPUS = ("body", "gpu", "large", "pareto", "stopping")  # benchmarks that run 
     ],
     ids=["import limpet", *ON_GPUS],
 )
-def test_what_a_bare_machine_needs(absent: set[str], more: str) -> None:
-    """torch, numpy, safetensors and tokenizers; the benchmarks of kernels Triton besides."""
+def test_a_bare_machine_is_enough(absent: set[str], more: str) -> None:
+    """Torch, numpy, safetensors and tokenizers are enough; the benchmarks of kernels also need Triton."""
     if "gpu.py" in more or "body.py" in more:
         pytest.importorskip("triton")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])}

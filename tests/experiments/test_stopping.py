@@ -67,11 +67,7 @@ def test_the_page_has_what_was_found() -> None:
 
 def test_the_table_has_each_sampler_before_a_fifth_of_the_calls_is_left() -> None:
     def row(calls: float, nll: float, entropy: float) -> dict[str, Any]:
-        return {
-            "calls": calls,
-            "delta NLL": [nll, 0.1],
-            "delta entropy": [entropy, 0.01],
-        }
+        return {"calls": calls, "delta NLL": [nll, 0.1], "delta entropy": [entropy, 0.01]}
 
     along = {"6": row(6, 1, 0), "8": row(8, 0.3, 0.02), "9": row(9, 0.2, 0.03), "10": row(10, 0, 0)}
     found = {

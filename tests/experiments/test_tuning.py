@@ -164,7 +164,7 @@ def test_the_jackknife_of_a_mean_is_the_mean_and_its_error(values):
     assert found.se == pytest.approx(plain.se, abs=1e-9)
 
 
-def test_the_jackknife_of_one_shard_has_no_error():
+def test_the_jackknife_of_one_seed_has_no_error():
     found = statistics.jackknife(lambda kept: float(len(kept)), 1)
     assert found.mean == 1
     assert math.isnan(found.se)

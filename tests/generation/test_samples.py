@@ -225,7 +225,7 @@ def test_parameters_are_finite() -> None:
 
 
 def test_each_sample_may_begin_with_its_own_prompt() -> None:
-    """Of any length each; what is generated has the randomness of the sample's number, whoever stands beside it."""
+    """Of any length each; what is generated depends on the sample's number alone."""
     prompts = ["sand ", "re", "", "wind"]
     for own in (prompts, [WORDS.tokenizer.encode(prompt) for prompt in prompts]):
         out = limpet.sample(WORDS, QUICK, n=4, seed=5, prompt=own)

@@ -79,7 +79,7 @@ def uniforms(seed: int, sample: int, step: int, position: int, purpose: int) -> 
 
 
 def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
-    """The p-value of rows of counts, each a multinomial of its own distribution, together. Impossible cells must be empty.
+    """The p-value of rows of counts together, each a multinomial of its own distribution; impossible cells are empty.
 
     Cells that expect fewer than ten are pooled within their row, so that the chi-square limit holds."""
     counts, distributions = np.atleast_2d(counts), np.atleast_2d(distributions)
@@ -88,10 +88,7 @@ def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
     for row, probs in zip(counts, distributions, strict=True):
         expected = probs * row.sum()
         small = expected < 10
-        observed, expected = (
-            np.append(row[~small], row[small].sum()),
-            np.append(expected[~small], expected[small].sum()),
-        )
+        observed, expected = (np.append(cells[~small], cells[small].sum()) for cells in (row, expected))
         observed, expected = observed[expected > 0], expected[expected > 0]
         statistic += ((observed - expected) ** 2 / expected).sum()
         freedom += len(observed) - 1

@@ -5,8 +5,9 @@ import json
 import struct
 import time
 
+import hypothesis
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 
 import hostile
@@ -47,7 +48,7 @@ def fuzz(strategy, read):
         if time.process_time() > ends:
             return
         few = settings(max_examples=50, derandomize=False, database=None, suppress_health_check=list(HealthCheck))
-        seed(number)(few(given(strategy)(attempt)))()
+        seed(number)(few(hypothesis.given(strategy)(attempt)))()
 
 
 @st.composite

@@ -19,7 +19,7 @@ WORDS = load("exact:words")
 
 
 class TimelessPosterior(Denoiser):
-    """The exact posterior of a source, as a model that infers the signal level of its tokens from how many are clean."""
+    """The exact posterior of a source, from a model that infers the signal level from how many tokens are clean."""
 
     name, digest, precision = "timeless", "timeless", "float64"
     vocab_size, length, predicts, clean_tokens = WORDS.vocab_size, WORDS.length, "posterior", "committed"

@@ -1,4 +1,4 @@
-"""The temperature fit against a grid and its own tempering, inversions against loops, and distributions called directly."""
+"""The temperature fit against a grid, inversions against loops, and distributions against the denoiser itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from audit_cases import long_source, run_audit, run_smoke, tiny_network
 from limpet.errors import LimpetError
+from limpet.generation import rollout
 from limpet.models.loading import load
 from limpet.paper.studies import temperature
-from limpet.generation import rollout
 from limpet.paper.studies.temperature import (
     TIE,
     TemperatureSettings,

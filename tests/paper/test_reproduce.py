@@ -1,4 +1,4 @@
-"""`limpet paper reproduce`: what is missing is reported at once, what is computed is kept, and it ends with the claims."""
+"""`limpet paper reproduce`: it reports everything that is missing, resumes, and ends with the claims."""
 
 import json
 import os

@@ -17,7 +17,7 @@ from audits import values_study
 from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
 from limpet.experiments import JudgeSpec, ModelCache, Results, Store, collect, local, render, report, run, study_files
-from limpet.experiments.claims import Verdict
+from limpet.experiments.claims import Verdict, published_difference
 from limpet.generation import Inputs, context_of
 from limpet.models import Denoiser
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
@@ -171,14 +171,8 @@ def test_final_step_warmup_and_factorial_cells():
     assert {name.split("/")[2] == cell.sampler.final_step for name, cell in grid.items()} == {True}
     grid = cells("warmup")
     assert [grid[f"{f}/unlimited"].sampler.warmup_calls for f in WARMUPS] == [1, 11, 21, 32]
-    wanted = {(f, h): f for f in WARMUPS for h in (0, 8, None)}
-    assert {
-        (f, horizon(s)): s.warmup
-        for f in WARMUPS
-        for n, c in grid.items()
-        if n.startswith(f"{f}/")
-        for s in [c.sampler]
-    } == wanted
+    found = {(float(name.split("/")[0]), cell.sampler.warmup, horizon(cell.sampler)) for name, cell in grid.items()}
+    assert found == {(f, f, h) for f in WARMUPS for h in (0, 8, None)}
     grid = cells("factorial")
     settings = {(cell.sampler.late_top_p, horizon(cell.sampler)) for cell in grid.values()}
     assert settings == set(itertools.product(TOP_PS, (0, 8, None)))
@@ -314,34 +308,38 @@ def test_errors_taken_as_independent_are_larger_than_the_printed_ones_of_pairs()
     for f, measure in itertools.product(WARMUPS, ("nll", "entropy")):
         ends = [published.published(measure, f"{f}/{name}") for name in ("unlimited", "native")]
         paired = published.published(measure, f"{f}/unlimited", f"{f}/native")
-        assert paired.se < published.published_difference(*ends).se
+        assert paired.se < published_difference(*ends).se
 
 
 # Runs
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    """All studies in one store: cells that they share are computed once."""
-    models, store = ModelCache(), Store(tmp_path_factory.mktemp("store"))
-    summaries = {name: run(study(name, preset("smoke")), store, local(models=models), models) for name in STUDIES}
-    return store, summaries
-
-
-def test_every_study_runs_and_reports(smoke):
-    store, summaries = smoke
-    assert all(not summary.failed for summary in summaries.values())
-    assert summaries["matched"].computed == summaries["continuation"].computed == 0
-    for name in STUDIES:
-        results = collect(study(name, preset("smoke")), store)
+def run_and_report(names, store):
+    """Run studies in one store, where cells that they share are computed once, and build their reports."""
+    models, size = ModelCache(), preset("smoke")
+    summaries = {name: run(study(name, size), store, local(models=models), models) for name in names}
+    assert {name: summary.failed for name, summary in summaries.items() if summary.failed} == {}
+    for name in names:
+        results = collect(study(name, size), store)
         content = results.study.build_report(results)
-        defined = [claim["text"].format(preset=preset("smoke")) for claim in TEXTS[name].get("claims", {}).values()]
+        defined = [claim["text"].format(preset=size) for claim in TEXTS[name].get("claims", {}).values()]
         assert [claim.text for claim in content.claims if name in IN_PAPER or claim.text in defined] == defined
         assert content.tables or content.figures
         document = json.loads(json.dumps(report.to_dict(results, content), allow_nan=False))
         assert {claim["verdict"] for claim in document["claims"]} <= set(get_args(Verdict))
         for key, cell in document["cells"].items():
             assert cell["nfe"]["mean"] == results.study.cell(key).sampler.nfe
+    return summaries
+
+
+def test_every_study_of_the_paper_runs_and_reports(tmp_path):
+    summaries = run_and_report([*IN_PAPER, "interleave"], Store(tmp_path))
+    assert summaries["matched"].computed == summaries["continuation"].computed == 0
+
+
+@pytest.mark.long
+def test_the_studies_of_many_samplers_run_and_report(tmp_path):
+    run_and_report(["samplers", "forms", "pareto"], Store(tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -466,7 +466,7 @@ def test_sixteen_interleaved_calls_do_what_48_others_do() -> None:
     samplers = [interleave.native(nfe, "uniform", interleaved) for nfe, interleaved in pairs]
     interleaved, before, after = exact_outputs.sweep(chain(4), samplers)["tv"]
     assert after < interleaved < before
-    assert "16 interleaved calls do what 48" in PAGE
+    assert "16 interleaved calls do what 48" in " ".join(PAGE.split())
 
 
 def test_in_two_interleaved_calls_pairs_of_neighbours_are_drawn_exactly() -> None:

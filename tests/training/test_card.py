@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from limpet import CRS, Native
 from limpet.evaluation.statistics import mean_se
-from limpet.experiments import Results, Shelf, Store, Summary, units
+from limpet.experiments import ModelCache, Results, RunSummary, Store, resolve
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.registry import from_file
 from limpet.training.data import encode, read_documents
@@ -34,15 +34,15 @@ def between(text: str, block: str) -> str:
 
 @pytest.fixture
 def results() -> Results:
-    """Figures that are made up: GenPPL by arm and calls, entropy falling with top-p."""
+    """Invented numbers: GenPPL by sampler and calls, entropy falling with top-p."""
     study, cells = card.study(64), {}
-    for cell in study.samples:
+    for cell in study.sample_cells:
         crs, distilled, top_p = isinstance(cell.sampler, CRS), cell.model == "mini-distilled", cell.sampler.top_p
         ppl = 100.0 * (64 / cell.sampler.nfe) ** 0.5 * top_p**5 * (0.2 if crs else 1) * (0.6 if distilled else 1)
         values = ppl * np.array([0.99, 1.0, 1.0, 1.01])
         entropy = 4.6 - 0.5 * (1 - top_p) - (0.1 if crs else 0) + 0 * values
         cells[cell.name] = {"nll": mean_se(np.log(values)), "entropy": mean_se(entropy), "rep-4": mean_se(0 * values)}
-    return Results(study, {"made on": [{"precision": "bfloat16", "device": "cpu x86_64"}]}, cells)
+    return Results(study, {"computed on": [{"precision": "bfloat16", "device": "cpu x86_64"}]}, cells)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
     """A prepared corpus of a few held-out pages in the minis' own tokens."""
     folder = tmp_path / "data"
     folder.mkdir()
-    shutil.copy(BUILTIN_FOLDER / "mini" / "tokenizer.json", folder)
+    shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pages = [page[:4000] for page in read_documents([BUILTIN_FOLDER / "heldout.txt.xz"])[:4]]
     facts = {"documents": 4, "tokens": 1_234_567, "bytes": sum(len(page.encode()) for page in pages), "copies": 0}
@@ -68,15 +68,15 @@ REAL = {"ppl": 22.7, "entropy": 4.753, "rep-4": 0.0206}
 
 def test_the_study_has_every_row_once():
     study = card.study(64)
-    assert [cell.name for cell in study.cells[:6]] == [f"mini, {arm}, 64" for arm in card.SWEEP]
+    assert [cell.name for cell in study.cells[:6]] == [f"mini, {name}, 64" for name in card.SWEEP]
     assert len(study.cells) == 6 + 2 * 3 + 2 * 3
-    by_name = {cell.name: cell.sampler for cell in study.samples}
-    assert by_name["mini, native, 64"] == Native(nfe=64)
-    assert by_name["mini, top-p 0.65, 64"] == Native(nfe=64, top_p=0.65)
+    by_name = {cell.name: cell.sampler for cell in study.sample_cells}
+    assert by_name["mini, native, 64"] == Native(nfe=64, final_step="argmax")
+    assert by_name["mini, top-p 0.65, 64"] == Native(nfe=64, top_p=0.65, final_step="argmax")
     assert by_name["mini-distilled, CRS, 8"] == CRS(nfe=8, budget=0.5, warmup=0.33)
-    assert {cell.n for cell in study.samples} == {64}
-    assert (study.shards, [judge.name for judge in study.judges]) == ((8200, 8210, 8220, 8230), ["mini-judge"])
-    plan = units.resolve(study, Shelf("cpu"))
+    assert {cell.n for cell in study.sample_cells} == {64}
+    assert (study.seeds, [judge.name for judge in study.judges]) == ((8200, 8210, 8220, 8230), ["mini-judge"])
+    plan = resolve(study, ModelCache("cpu"))
     assert [(judge["name"], judge["convention"]) for judge in plan.document["judges"]] == [("mini-judge", "ids")]
 
 
@@ -86,7 +86,7 @@ def test_the_committed_cards_are_what_it_writes_but_for_the_figures(model, resul
     text = (BUILTIN_FOLDER / model / "README.md").read_text()
     books = {**BOOKS, "draws": 1} if model == "mini-judge" else BOOKS
     blocks = card.blocks_of(model, card.sample_blocks(results, REAL), [books, books], data)
-    known = {*blocks, *(() if model == "mini-judge" else ("frontier",))}  # which tests/test_frontier.py holds
+    known = {*blocks, *(() if model == "mini-judge" else ("frontier",))}  # which tests/docs holds
     assert known == set(re.findall(r"<!-- (?!end)([\w-]+) -->", text))
     for block, content in blocks.items():
         committed = between(text, block)
@@ -105,7 +105,7 @@ def test_the_committed_tables_bear_the_committed_findings_out():
     """From the rounded figures of the tables the ratios of the findings come out, as far as those carry."""
     text = (BUILTIN_FOLDER / "mini" / "README.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([\d.]+) ± ", between(text, "samples") + between(text, "calls"), re.M)
-    ppl = {(arm, int(calls)): float(value) for arm, calls, value in rows}
+    ppl = {(name, int(calls)): float(value) for name, calls, value in rows}
     found = [float(value) for value in re.findall(r"has ([\d.]+) ±", between(text, "findings"))]
     assert ppl["CRS", 64] / ppl["top-p 0.9", 64] == pytest.approx(found[0], abs=0.005)
     assert ppl["mini, CRS", 8] / ppl["mini, native", 8] == pytest.approx(found[1], abs=0.005)
@@ -131,12 +131,12 @@ def test_findings_are_the_figures_of_the_study(results):
     assert "**It does not hold.**" in card.sample_blocks(failed, REAL)["findings"].splitlines()[1]
 
 
-def test_a_measurement_is_made_once(tmp_path):
-    made = []
+def test_a_measurement_is_computed_once(tmp_path):
+    calls = []
     for seed in (1, 1, 2):
-        found = card.kept(tmp_path, {"seed": seed}, lambda: made.append(1) or {"value": 0.25})
+        found = card.kept(tmp_path, {"seed": seed}, lambda: calls.append(1) or {"value": 0.25})
         assert found == {"value": 0.25}
-    assert len(made) == 2
+    assert len(calls) == 2
 
 
 def test_where_says_each_machine_once():
@@ -148,7 +148,9 @@ def test_where_says_each_machine_once():
 def test_the_whole_is_measured_and_printed(tmp_path, monkeypatch, capsys, results, data):
     """All but the samples themselves, which the laboratory's own tests make; few rows write no card."""
     ran = []
-    monkeypatch.setattr(card, "run", lambda study, store, *others, **options: ran.append((study, store)) or Summary())
+    monkeypatch.setattr(
+        card, "run", lambda study, store, *others, **options: ran.append((study, store)) or RunSummary()
+    )
     monkeypatch.setattr(card, "collect", lambda study, store: results)
     before = {name: (BUILTIN_FOLDER / name / "README.md").read_bytes() for name in card.NAMES}
     call = ["--n", "1", "--rows", "2", "--draws", "2", "--data", str(data), "--store", str(tmp_path / "card")]

@@ -16,8 +16,8 @@ class AfterExclusion(CRS):
     """A committed token is drawn from the nucleus of the prediction without its argmax, not from the nucleus of the
     prediction."""
 
-    def relabel(self, choice):
-        tokens = choice.labels.clone()
+    def update_values(self, choice):
+        tokens = choice.values.clone()
         for rows, logits in choice.ctx.log_probs(choice.features, choice.chosen.nonzero(), self.temperature):
             others = logits.scatter(-1, logits.argmax(-1, keepdim=True), -math.inf).softmax(-1)
             weights = others * truncation.nucleus(others, self.value_top_p, self.boundary)

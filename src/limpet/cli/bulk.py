@@ -17,7 +17,6 @@ from limpet.cli.common import (
     Loading,
     Model,
     err,
-    named_samplers,
     progress,
     show,
 )
@@ -28,6 +27,7 @@ from limpet.experiments import Store, bulk
 from limpet.experiments.bulk import BulkProgress, BulkRequest
 from limpet.files import read_prompts
 from limpet.generation import SEED
+from limpet.samplers import named_samplers
 
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal for a bar
 

@@ -18,14 +18,13 @@ from limpet.cli.common import (
     RunOptions,
     SamplerTexts,
     err,
-    named_samplers,
 )
 from limpet.errors import LimpetError, import_extra
 from limpet.generation import sample
 from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
 from limpet.models.model_files import builtin_names
-from limpet.samplers import Sampler
+from limpet.samplers import Sampler, named_samplers
 from limpet.server.handlers import Resources
 from limpet.server.scheduler import Limits
 
@@ -46,7 +45,7 @@ def run(
     """Serve the playground: choose a model and samplers, and watch every network call. Ctrl-C stops it.
 
     $ limpet serve
-    $ limpet serve --sampler native --sampler "crs budget=.25" --sampler ./mine.py:Mine
+    $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
     $ limpet serve --names play.example.org --proxy 127.0.0.1

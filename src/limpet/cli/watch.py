@@ -17,13 +17,13 @@ from limpet.cli.common import (
     Loading,
     Model,
     SamplerTexts,
-    named_samplers,
     out,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
+from limpet.samplers import named_samplers
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
 
     $ limpet watch
     $ limpet watch --nfe 32 --sampler native --sampler crs
-    $ limpet watch --sampler "native top_p=.9" --sampler ./mine.py:Mine --prompt "Once"
+    $ limpet watch --sampler "native top_p=.9" --sampler ./mine.py:Mine
     $ limpet watch native.limpet crs.limpet
 
     Args:

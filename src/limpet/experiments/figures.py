@@ -114,7 +114,7 @@ def _draw_legends(drawing: Any, places: Sequence[Any]) -> None:
     named = [axes.get_legend_handles_labels() for axes in places]
     small = {"fontsize": 7.5, "handlelength": 3}
     handles, longest = max(named, key=lambda one: len(one[1]), default=([], []))
-    if all(set(labels) <= set(longest) for _, labels in named):
+    if all(set(names) <= set(longest) for _, names in named):
         drawing.legend(handles, longest, loc="outside lower center", ncols=max(1, min(4, len(longest))), **small)
         return
     for axes in places:

@@ -22,10 +22,7 @@ class ModelCache:
     load_options: further arguments of `limpet.load`, such as the revision."""
 
     def __init__(
-        self,
-        device: str | None = None,
-        precision: Precision = "float32",
-        load_options: Mapping[str, str] = {},
+        self, device: str | None = None, precision: Precision = "float32", load_options: Mapping[str, str] = {}
     ) -> None:
         self.device, self.precision, self.load_options = device, precision, load_options
         self._models: dict[str, Denoiser] = {}

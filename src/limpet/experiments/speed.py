@@ -19,11 +19,7 @@ from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.duo import Duo
 from limpet.samplers import CRS, Native, Sampler
 
-SAMPLERS: dict[str, Sampler] = {
-    "native": Native(),
-    "top-p .9": Native(top_p=0.9),
-    "CRS": CRS(),
-}
+SAMPLERS: dict[str, Sampler] = {"native": Native(), "top-p .9": Native(top_p=0.9), "CRS": CRS()}
 WARMUP_CALLS = 4  # before the clock starts, so that everything has compiled
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # (B, L) tokens, (B,) sigma -> (B, L, V) logits
@@ -32,7 +28,7 @@ TimedCalls = Callable[[int], Iterator[float]]
 
 
 @dataclass(frozen=True)
-class Cost:
+class CallCost:
     """What some network calls cost: the median of a few runs."""
 
     seconds: float
@@ -93,7 +89,7 @@ def side_by_side(
     runs: int,
     with_released: bool = False,
     samplers: Mapping[str, Sampler] = SAMPLERS,
-) -> dict[str, Cost | None]:
+) -> dict[str, CallCost | None]:
     """Time every sampler beside bare forwards, alternately, so that other load slows all of them.
 
     bare: the forward without limpet. runs: how often each is timed. with_released: also time the released sampler's
@@ -123,7 +119,7 @@ def released_generations(
 
 def measure(
     contenders: Mapping[str, TimedCalls], nfe: int, tokens: int, runs: int, device: torch.device
-) -> dict[str, Cost | None]:
+) -> dict[str, CallCost | None]:
     """Run the contenders alternately and compare them with the first.
 
     On a CPU they alternate after every call, so that other load slows all of them. On a GPU, where calls are launched
@@ -161,10 +157,10 @@ def measure(
                 seconds[name].append(total)
     first = seconds[next(iter(contenders))]
 
-    def cost(name: str, taken: list[float]) -> Cost:
+    def cost(name: str, taken: list[float]) -> CallCost:
         ratios = tuple(own / base for own, base in zip(taken, first, strict=True))
         middle = statistics.median(taken)
-        return Cost(middle, statistics.median(ratios), ratios, peaks[name], tokens / middle, rows[name])
+        return CallCost(middle, statistics.median(ratios), ratios, peaks[name], tokens / middle, rows[name])
 
     return {name: None if name in too_large else cost(name, taken) for name, taken in seconds.items()}
 

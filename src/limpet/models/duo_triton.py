@@ -194,8 +194,11 @@ class FusedBackbone:
         index: Tensor | None = None,
     ) -> Tensor:
         """`DuoBlock.mlp` of the second norm, with the attention's update added. One row for each of the update's."""
-        normed = _normed(x, updates, block.norm2, shift, scale, self._empty_rows(updates[0][1]), index)
-        return cast(Tensor, block.mlp[2](self._hidden(block, normed)))
+        room = self._empty_rows(updates[0][1])
+        # The normed rows have no name, so that they are freed before the second product takes memory.
+        hidden = self._hidden(block, _normed(x, updates, block.norm2, shift, scale, room, index))
+        del room
+        return cast(Tensor, block.mlp[2](hidden))
 
     def _hidden(self, block: DuoBlock, normed: Normed) -> Normed:
         """The hidden layer of an MLP: its first product and the tanh form of GELU, in one kernel where there is one."""

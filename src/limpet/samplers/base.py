@@ -153,7 +153,7 @@ class Context:
             )
         time = float(t[0]) if isinstance(t, Tensor) else t
         model, call = self.model, self.network_call(model_input, t, clean)
-        asked = len(transitions)
+        wanted = len(transitions)
         if self.trace:
             transitions = transitions or (self._inspection(call, time),)
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
@@ -175,7 +175,7 @@ class Context:
         head = self._head
         if blend is not None:
             head, values = partial(self._blended_head, blend.weight), torch.cat([values, blend.values], -1)
-        return features, *[self.backend.advance(head, values, plan) for plan in plans][:asked]
+        return features, *[self.backend.advance(head, values, plan) for plan in plans][:wanted]
 
     def log_probs(
         self,

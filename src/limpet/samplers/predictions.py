@@ -20,7 +20,7 @@ Clock = Literal["share", "grid"]
 CLOCK_HELP = "The time given to the network: from the share of {} tokens, or the uniform grid's."
 
 
-class Predictions(NamedTuple):
+class PredictionSummary(NamedTuple):
     """(B, L) each, of the distributions at a temperature; 0 at fixed positions."""
 
     drawn: Tensor  # a token drawn from the distribution
@@ -36,14 +36,14 @@ class Predictions(NamedTuple):
 
 def read_predictions(
     ctx: Context, features: Features, call: int, temperature: float, which: WhichDistribution = "leave-one-out"
-) -> Predictions:
+) -> PredictionSummary:
     """Reads the distributions of a call at all free positions.
 
     At temperature 0 the drawn token is the argmax, and probabilities are those at temperature 1. Draws use the uniforms
     that a transition of this call would use."""
     tokens = torch.zeros_like(ctx.fixed)
     numbers = tokens.double()
-    found = Predictions(tokens, numbers, tokens.clone(), numbers.clone(), numbers.clone())
+    found = PredictionSummary(tokens, numbers, tokens.clone(), numbers.clone(), numbers.clone())
     u, _ = ctx.rng.uniforms(call, positions(tokens), Purpose.TOKENS)
     for rows, log_probs in ctx.log_probs(features, ctx.free.nonzero(), temperature or 1.0, call, which == "predicted"):
         here = tuple(rows.unbind(-1))

@@ -51,7 +51,7 @@ def split_documents(documents: Sequence[str], validation: float, test: float) ->
 
 
 def without_copies(held: Sequence[str], training: Sequence[str], share: float = 0.1, long: int = 60) -> list[str]:
-    """Held-out documents less those that training has seen: a `share` of their long lines stands there word for word.
+    """Held-out documents less those that training contains: a `share` of their long lines stands there word for word.
 
     Libraries hold some books twice, under other names."""
     training_lines = {line for document in training for line in document.split("\n") if len(line) >= long}

@@ -26,7 +26,7 @@ SUDOKU_PROMPT = len(LAYOUTS["sudoku"].empty)  # leading tokens that are given: t
 
 
 @dataclass(frozen=True)
-class Table:
+class RowTable:
     """Rows of tokens, each as long as the model."""
 
     ids: Tensor  # (N, L)
@@ -49,12 +49,12 @@ class Table:
         """Bytes of text in a row, on average."""
         return self.bytes / len(self.ids)
 
-    def to(self, device: torch.device) -> Table:
+    def to(self, device: torch.device) -> RowTable:
         return replace(self, ids=self.ids.to(device))
 
 
 @dataclass(frozen=True)
-class Boards(Table):
+class Boards(RowTable):
     """Sudoku rows written anew for each step: base boards under random symmetries, with random clues."""
 
     clues: Clues = field(default_factory=Clues)
@@ -172,7 +172,7 @@ def _write(data: Data, folder: Path, tokenizer: Tokenizer, rows: dict[str, np.nd
     write_file(folder / "data.json", json.dumps(about, indent=2) + "\n")  # last: it says that the rest is there
 
 
-def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, Table]] | None:
+def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, RowTable]] | None:
     """The tokenizer and the splits that were prepared in a folder, or None; an error if others were."""
     if not (folder / "data.json").exists():
         return None
@@ -182,10 +182,10 @@ def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, Table]] | 
             raise LimpetError(f"{folder} was prepared with {key} {about.get(key)}, not {value}: name another folder")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompt = SUDOKU_PROMPT if data.format == "sudoku" else 0
-    splits: dict[str, Table] = {}
+    splits: dict[str, RowTable] = {}
     for name in SPLITS:
         flat = np.frombuffer(lzma.decompress((folder / f"{name}.xz").read_bytes()), dtype="<u2").astype(np.int32)
         ids, size = torch.from_numpy(flat).view(about["splits"][name]["rows"], -1), about["splits"][name]["bytes"]
         is_written = data.format == "sudoku" and name == "train"
-        splits[name] = Boards(ids, size, prompt, data.clues) if is_written else Table(ids, size, prompt)
+        splits[name] = Boards(ids, size, prompt, data.clues) if is_written else RowTable(ids, size, prompt)
     return tokenizer, splits

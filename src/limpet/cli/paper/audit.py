@@ -49,7 +49,7 @@ def run(
     $ limpet paper audit temperature --preset smoke
     $ limpet paper audit hidden --model mini-distilled
     $ limpet paper audit all --out limpet-reports
-    $ limpet paper audit values --preset paper --model runs/duo --judge gpt2-large --json
+    $ limpet paper audit values --preset paper --model runs/duo --json
 
     Args:
         name: an audit, or all; docs/audits.md explains what each shows
@@ -129,8 +129,8 @@ def _print_tables(results: Results) -> None:
     for shown in report.content_of(results).tables:
         table = Table(title=f"{study.title} ({study.preset})", caption=f"{shown.caption} {MEANS}")
         for i, head in enumerate(shown.head):
-            justify = "left" if i < shown.names or head == PAPER else "right"
-            table.add_column(head, justify=justify, no_wrap=i >= shown.names)
+            is_text = i < shown.names or head == PAPER
+            table.add_column(head, justify="left" if is_text else "right", no_wrap=i >= shown.names)
         for group in shown.groups:
             for entries in group:
                 table.add_row(*(escape(f"{one.text} [{one.paper}]" if one.paper else one.text) for one in entries))

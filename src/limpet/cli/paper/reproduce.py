@@ -123,7 +123,7 @@ def resolve_all(every: Sequence[Study], models: ModelCache) -> list[Plan]:
 # What it costs
 
 
-class Cost(NamedTuple):
+class CostEstimate(NamedTuple):
     """What is still to be computed: units, tokens through the models and through each judge, seconds on this device."""
 
     units: int
@@ -142,7 +142,7 @@ class Cost(NamedTuple):
         )
 
 
-def estimate_cost(plans: Sequence[Plan], kept: Store, models: ModelCache | None) -> Cost:
+def estimate_cost(plans: Sequence[Plan], kept: Store, models: ModelCache | None) -> CostEstimate:
     """The cost of all units that the store does not hold. models: time a few calls of each on this device."""
     every = {unit.key: unit for plan in plans for unit in plan.units}
     left = [unit for key, unit in every.items() if kept.inspect(key)[0] is None]
@@ -156,7 +156,7 @@ def estimate_cost(plans: Sequence[Plan], kept: Store, models: ModelCache | None)
         judges = dict.fromkeys(judge["name"] for plan in plans for judge in plan.document["judges"]) if judged else ()
         seconds = sum(count * _seconds_per_token(models.model(name)) for name, count in tokens.items())
         seconds += judged * sum(_seconds_per_judged_token(models.judge(name)) for name in judges)
-    return Cost(len(left), len(every) - len(left), tokens.total(), judged, seconds)
+    return CostEstimate(len(left), len(every) - len(left), tokens.total(), judged, seconds)
 
 
 TIMED_CALLS = 4

@@ -75,7 +75,9 @@ def _claims(results: PaperResults, computed: Mapping[str, Any]) -> list[Claim]:
     shared = {key: texts["claim"] for key in computed if "claim" in texts}
     claims = []
     for key, text in {**shared, **texts.get("claims", {})}.items():
-        findings = [*computed.get(key, ()), *results.defined_findings(text)]
+        is_audit = results.study.name in AUDITS
+        defined = audits.findings(results, results.preset, text) if is_audit else results.defined_findings(text)
+        findings = [*computed.get(key, ()), *defined]
         names = {"key": key, "preset": results.preset}
         if findings:
             where, sentence = (text[field].format(**names) for field in ("where", "text"))

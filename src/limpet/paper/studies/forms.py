@@ -16,6 +16,7 @@ from limpet.paper.studies.published import PaperResults
 from limpet.paper.studies.samplers import CURVES, FILE, delta
 from limpet.samplers import CRS, Context, Mend, Sampler, State, StepInfo, param, parse
 from limpet.samplers.committed_values import Choice
+from limpet.samplers.crs import Memory
 
 FORMS: dict[str, list[str]] = FILE["forms"]
 STUDY = {"digits": 6}
@@ -36,8 +37,7 @@ class MendVariant(Mend):
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         state, info = super().step(ctx, state)
         values, committed_at = state.memory  # a revised token counts as committed anew
-        memory = type(state.memory)(values, torch.where(info.masks["revised"], info.call, committed_at))
-        return state._replace(memory=memory), info
+        return state._replace(memory=Memory(values, torch.where(info.masks["revised"], info.call, committed_at))), info
 
     def revisable(self, ctx: Context, state: State, visible: Tensor) -> Tensor | None:
         if not self.revise_from <= state.call / self.nfe <= self.revise_until:

@@ -11,21 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.evaluation.statistics import paired
-from limpet.experiments import Finding, Panel, ProbeValue, Results, above, estimate_series
+from limpet.experiments import Panel, ProbeValue, Results, estimate_series
 from limpet.generation import Inputs, Step, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import (
-    AuditPreset,
-    estimate_of,
-    models_beside,
-    models_of,
-    paper_difference,
-    percent,
-    presets,
-    probe_each,
-)
-from limpet.paper.studies.published import Claims, ticks
+from limpet.paper.studies import audits
+from limpet.paper.studies.audits import estimate_of
+from limpet.paper.studies.published import ticks
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs, evenly_spaced, predict_samples
 from limpet.samplers import CRS, Native
 
@@ -38,7 +29,7 @@ class HiddenSettings(AuditSettings):
     offsets: tuple[int, ...] = (1, 2, 4, 8)  # calls after the selection
 
 
-PRESETS = presets("hidden", HiddenSettings)
+PRESETS = audits.presets("hidden", HiddenSettings)
 
 
 class CommitEvent(NamedTuple):
@@ -67,7 +58,7 @@ def audit(
                 for view in VIEWS:
                     mean = sum(belief[view] for belief in kept) / len(kept) if kept else math.nan
                     yield ProbeValue(model.name, view + suffix, at, 100 * mean, "%", len(kept))
-            yield ProbeValue(model.name, "changed", at, *percent(len(changed), len(found)))
+            yield ProbeValue(model.name, "changed", at, *audits.percent(len(changed), len(found)))
 
 
 def beliefs_by_offset(
@@ -125,31 +116,15 @@ def beliefs_at(
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-cells = probe_each(audit)
+cells = audits.probe_each(audit)
 
 
-def claims(results: Results, preset: AuditPreset[HiddenSettings]) -> Claims:
-    """Claims about the distilled model, the one that the paper traces: the restored view minus the revisable one."""
-
-    def findings(suffix: str) -> list[Finding]:
-        one, other = f"restored{suffix}", f"revisable{suffix}"
-        found = []
-        for model in models_beside(results, "Duo-distilled"):
-            for offset in preset.settings.offsets:
-                gap = paired(*(estimate_of(results, view, model, offset=offset).values for view in (one, other)))
-                paper = paper_difference("hidden", one, other, offset=offset)
-                found.append(above(f"{one} minus revisable, offset {offset}", gap, 0, paper))
-        return found
-
-    return {"restored": findings(""), "changed": findings(", where it changed")}
-
-
-def panels(results: Results, preset: AuditPreset[HiddenSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[HiddenSettings]) -> Iterator[Panel]:
     """Probability of the committed token against the offset, over all events and where restoring changed the input."""
     offsets = preset.settings.offsets
     for title, suffix in (("all events", ""), ("where restoring changes the token", ", where it changed")):
         lines = []
-        for model in models_of(results, "restored"):
+        for model in audits.models_of(results, "restored"):
             for view in VIEWS:
                 estimates = [estimate_of(results, view + suffix, model, offset=offset) for offset in offsets]
                 lines.append(estimate_series(f"{model}, {view}", offsets, estimates))

@@ -1,4 +1,4 @@
-"""What visibility gains as support shrinks (appendix D.7; figure 4), from the cells of the factorial and continuations."""
+"""What visibility gains as support shrinks (appendix D.7; figure 4): cells of `factorial` and `continuation`."""
 
 from __future__ import annotations
 

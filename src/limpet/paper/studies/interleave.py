@@ -1,5 +1,6 @@
-"""How few calls reach the quality of the released sampler when even and odd positions are updated alternately: the study
-`pareto` for interleaved samplers, with the released sampler's default final step."""
+"""How few calls reach the quality of the released sampler when even and odd positions are updated alternately.
+
+This is the study `pareto` for interleaved samplers, with the released sampler's default final step."""
 
 from __future__ import annotations
 

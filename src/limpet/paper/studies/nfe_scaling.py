@@ -73,9 +73,11 @@ def claims(results: PaperResults, preset: Preset) -> Claims:
         cell = f"{role}/{preset.max_nfe}/CRS"
         share = Estimate(results.values(cell, "visible") / results.values(cell, "committed"))
         visible, committed = published("visible", cell), published("committed", cell)
-        ratio = visible and committed and visible.mean / committed.mean
+        paper = None
+        if visible is not None and committed is not None:
+            paper = PublishedValue(visible.mean / committed.mean, visible.mean / committed.mean)
         name = f"visible share of the committed, {preset.captions[role]}, {preset.max_nfe} calls"
-        return between(name, share, 0.25, 0.75, ratio and PublishedValue(ratio, ratio))
+        return between(name, share, 0.25, 0.75, paper)
 
     bounds = ((preset.max_nfe, 0.9), (preset.nfes[0], 0.5))
     return {

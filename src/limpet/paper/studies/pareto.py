@@ -15,18 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate, hull
-from limpet.experiments import (
-    Cell,
-    Entry,
-    Panel,
-    Results,
-    Series,
-    Table,
-    below,
-    estimate_series,
-    format_estimate,
-    format_signed,
-)
+from limpet.experiments import Cell, Entry, Panel, Results, Series, Table
+from limpet.experiments.claims import below
+from limpet.experiments.report_content import estimate_series, format_estimate, format_signed
 from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FAMILIES, FILE

@@ -12,7 +12,7 @@ from limpet.errors import LimpetError
 from limpet.experiments import JudgeSpec, Prompts
 from limpet.files import Toml
 from limpet.generation import SEED
-from limpet.samplers import CRS, Mend, Native, params
+from limpet.samplers import CRS, Mend, Native
 
 HERE = Path(__file__).parent
 
@@ -94,8 +94,7 @@ class Preset:
 
     def horizons(self, crs: CRS) -> dict[str, Native]:
         """A CRS sampler by how long its tokens stay visible: never (native sampling), the horizon, unlimited."""
-        native = Native(**{name: getattr(crs, name) for name in params(Native)})
-        return {"0": native, "short": crs.replace(horizon=self.horizon), "unlimited": crs}
+        return {"0": crs.native(), "short": crs.replace(horizon=self.horizon), "unlimited": crs}
 
     @property
     def horizon_captions(self) -> dict[str, str]:

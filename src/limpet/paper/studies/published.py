@@ -11,18 +11,7 @@ from typing import Any
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import (
-    Entry,
-    Finding,
-    PublishedValue,
-    Results,
-    Series,
-    Table,
-    claims,
-    estimate_series,
-    format_estimate,
-    published_difference,
-)
+from limpet.experiments import Entry, Finding, Results, Series, Table, claims, estimate_series, format_estimate
 from limpet.paper.studies.presets import read_toml
 
 METRIC_CAPTIONS = {
@@ -47,7 +36,7 @@ PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()
 NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "revision")  # studies of limpet's own
 
 
-def parse_published(text: str) -> PublishedValue | None:
+def parse_published(text: str) -> claims.PublishedValue | None:
     """A printed entry as a number: "41.79 ± 0.84", "0.9 to 2.1 over t", "99.75 or more" (percent), "0.25 or less in
     size". None for words."""
     words = text.split()
@@ -57,15 +46,15 @@ def parse_published(text: str) -> PublishedValue | None:
         return None
     match words[1:]:
         case []:
-            return PublishedValue(first, first)
+            return claims.PublishedValue(first, first)
         case ["±", error]:
-            return PublishedValue(first, first, float(error))
+            return claims.PublishedValue(first, first, float(error))
         case ["to", last, *_]:
-            return PublishedValue(first, float(last))
+            return claims.PublishedValue(first, float(last))
         case ["or", "more", *_]:
-            return PublishedValue(first, 100.0)
+            return claims.PublishedValue(first, 100.0)
         case ["or", "less", *_]:
-            return PublishedValue(-first, first)
+            return claims.PublishedValue(-first, first)
     return None
 
 
@@ -74,7 +63,7 @@ def row_name(*cells: str) -> str:
     return "({} - {}) - ({} - {})".format(*cells) if len(cells) == 4 else " - ".join(cells)
 
 
-def published(measure: str, *cells: str) -> PublishedValue | None:
+def published(measure: str, *cells: str) -> claims.PublishedValue | None:
     """The paper's value of a measure, or of a difference of it between cells.
 
     A printed value is used if there is one, then the sum of two printed differences, then the difference of printed
@@ -83,29 +72,29 @@ def published(measure: str, *cells: str) -> PublishedValue | None:
         return parse_published(text)
     if len(cells) == 1:
         ppl = _parse_row(cells[0], measure.replace("nll", "ppl")) if "nll" in measure else None
-        return ppl and PublishedValue(math.log(ppl.low), math.log(ppl.high), ppl.se / ppl.mean)
+        return ppl and claims.PublishedValue(math.log(ppl.low), math.log(ppl.high), ppl.se / ppl.mean)
     if len(cells) == 2:
         if direct := _printed_difference(measure, *cells):
             return direct
         for middle in dict.fromkeys(name for pair in PRINTED for name in pair.split(" - ") if " - " in pair):
             one, other = (_printed_difference(measure, cell, middle) for cell in cells)
             if one and other:
-                return published_difference(one, other)
+                return claims.published_difference(one, other)
     half = len(cells) // 2
     one, other = published(measure, *cells[:half]), published(measure, *cells[half:])
-    return one and other and published_difference(one, other)
+    return one and other and claims.published_difference(one, other)
 
 
-def _parse_row(row: str, measure: str) -> PublishedValue | None:
+def _parse_row(row: str, measure: str) -> claims.PublishedValue | None:
     return parse_published(PRINTED.get(row, {}).get(measure, ""))
 
 
-def _printed_difference(measure: str, a: str, b: str) -> PublishedValue | None:
+def _printed_difference(measure: str, a: str, b: str) -> claims.PublishedValue | None:
     """a - b, if either order of it is printed."""
     if forward := _parse_row(row_name(a, b), measure):
         return forward
     back = _parse_row(row_name(b, a), measure)
-    return back and PublishedValue(-back.high, -back.low, back.se)
+    return back and claims.PublishedValue(-back.high, -back.low, back.se)
 
 
 @dataclass(frozen=True, kw_only=True)

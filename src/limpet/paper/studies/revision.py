@@ -18,7 +18,7 @@ from limpet.diffusion.rng import CounterRNG
 from limpet.experiments import Panel, ProbeValue, Results
 from limpet.generation import Inputs, context_of, first_state, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import AuditPreset, bars, models_of, percent, presets, probe_each
+from limpet.paper.studies import audits
 from limpet.paper.studies.trajectories import ForwardSettings, clean_texts, forward_states, text_positions
 from limpet.samplers import Mend
 
@@ -37,7 +37,7 @@ class RevisionSettings(ForwardSettings):
     spacing: int = 2  # the default of Mend
 
 
-PRESETS = presets("revision", RevisionSettings)
+PRESETS = audits.presets("revision", RevisionSettings)
 
 
 class TokenRecord(NamedTuple):
@@ -65,10 +65,10 @@ def audit(
         rising = forward_states(clean, storing.times[::-1], model, seeds[index])
         for name, records in record_all(storing, model, inputs, rising[::-1]).items():
             for quantity, at, hits, total in compare_with_truth(records, clean, settings.times):
-                yield ProbeValue(model.name, quantity, {"values": name, **at}, *percent(hits, total))
+                yield ProbeValue(model.name, quantity, {"values": name, **at}, *audits.percent(hits, total))
         for name, records in record_all(storing, model, inputs).items():
             for quantity, at, hits, total in agreement(records):
-                yield ProbeValue(model.name, quantity, {"values": name, **at}, *percent(hits, total))
+                yield ProbeValue(model.name, quantity, {"values": name, **at}, *audits.percent(hits, total))
 
 
 def revision_inputs(model: Denoiser, clean: Tensor, seed: int) -> Inputs:
@@ -151,10 +151,11 @@ def agreement(records: Sequence[TokenRecord]) -> Iterator[Share]:
     yield share(SAMPLED[2], contradicted[-1], visible[-1])
 
 
-cells = probe_each(audit)
+cells = audits.probe_each(audit)
 
 
-def panels(results: Results, preset: AuditPreset[RevisionSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[RevisionSettings]) -> Iterator[Panel]:
     """For each model, contradicted tokens along sampled trajectories."""
-    for model in models_of(results, SAMPLED[0]):
-        yield replace(bars(results, SAMPLED, {name: (model, {"values": name}) for name in SAMPLERS}), title=model)
+    for model in audits.models_of(results, SAMPLED[0]):
+        groups = {name: (model, {"values": name}) for name in SAMPLERS}
+        yield replace(audits.bars(results, SAMPLED, groups), title=model)

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from limpet.evaluation.statistics import paired
 from limpet.experiments import Panel, ProbeValue, Results, above, estimate_series, not_below
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import AuditPreset, estimate_of, models_beside, models_of, presets, probe_each
+from limpet.paper.studies import audits
+from limpet.paper.studies.audits import estimate_of
 from limpet.paper.studies.published import Claims
 from limpet.paper.studies.selection import commit_count, model_view
 from limpet.paper.studies.trajectories import ForwardSettings, clean_texts, forward_states, text_positions
 
-PRESETS = presets("risk", ForwardSettings)
+PRESETS = audits.presets("risk", ForwardSettings)
 
 
 def audit(
@@ -38,13 +39,13 @@ def audit(
             before = values["committed error"]
 
 
-cells = probe_each(audit)
+cells = audits.probe_each(audit)
 
 
-def claims(results: Results, preset: AuditPreset[ForwardSettings]) -> Claims:
+def claims(results: Results, preset: audits.AuditPreset[ForwardSettings]) -> Claims:
     """Claims about both checkpoints: the error rises from the first time to the last, and in no step does it fall."""
     times, found = preset.settings.times, []
-    for model in (*models_beside(results, "Duo"), *models_beside(results, "Duo-distilled")):
+    for model in (*audits.models_beside(results, "Duo"), *audits.models_beside(results, "Duo-distilled")):
         first, last = (estimate_of(results, "committed error", model, t=t).values for t in (times[0], times[-1]))
         found.append(above(f"committed error, t={times[-1]:g} minus t={times[0]:g}, {model}", paired(last, first)))
         for t in times[1:]:
@@ -53,12 +54,12 @@ def claims(results: Results, preset: AuditPreset[ForwardSettings]) -> Claims:
     return {"falls": found}
 
 
-def panels(results: Results, preset: AuditPreset[ForwardSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[ForwardSettings]) -> Iterator[Panel]:
     """Error and deficit over all positions, and over the committed ones."""
     times = preset.settings.times
     for title, prefix in (("all positions", ""), ("committed positions", "committed ")):
         lines = []
-        for i, model in enumerate(models_of(results, "error")):
+        for i, model in enumerate(audits.models_of(results, "error")):
             for measure in ("error", "deficit"):
                 estimates = [estimate_of(results, prefix + measure, model, t=t) for t in times]
                 is_deficit = measure == "deficit"

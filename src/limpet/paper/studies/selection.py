@@ -13,20 +13,11 @@ from torch import Tensor
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import (
-    Finding,
-    Panel,
-    Probe,
-    ProbeValue,
-    Results,
-    Series,
-    above,
-    between,
-    estimate_series,
-    within,
-)
+from limpet.experiments import Panel, Probe, ProbeValue, Results, Series, estimate_series
+from limpet.experiments.claims import Finding, above, between, within
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import AuditPreset, cost, estimate_of, models_of, paper_value, percent, presets
+from limpet.paper.studies import audits
+from limpet.paper.studies.audits import estimate_of
 from limpet.paper.studies.published import Claims
 from limpet.paper.studies.trajectories import ForwardSettings, clean_texts, forward_states, predictions, text_positions
 from limpet.samplers import CRS
@@ -38,13 +29,13 @@ class SelectionSettings(ForwardSettings):
     bins: int = 10  # of the reliability curve
 
 
-PRESETS = presets("selection", SelectionSettings)
+PRESETS = audits.presets("selection", SelectionSettings)
 
 
-def cells(preset: AuditPreset[SelectionSettings]) -> list[Probe]:
+def cells(preset: audits.AuditPreset[SelectionSettings]) -> list[Probe]:
     if len(preset.models) != 2:
         raise LimpetError(f"this audit compares two checkpoints, and was given {len(preset.models)}: name two")
-    return [Probe("both", preset.models, audit, preset.settings, 2 * cost(preset.settings))]
+    return [Probe("both", preset.models, audit, preset.settings, 2 * audits.cost(preset.settings))]
 
 
 def audit(
@@ -70,7 +61,7 @@ def audit(
     for i, model in enumerate(models):
         for k in range(settings.bins):
             at = {"confidence": round((k + 0.5) / settings.bins, 4)}
-            yield ProbeValue(model.name, "reliability", at, *percent(hits[i, k], total[i, k]))
+            yield ProbeValue(model.name, "reliability", at, *audits.percent(hits[i, k], total[i, k]))
 
 
 def commit_count(settings: ForwardSettings, length: int) -> int:
@@ -113,12 +104,12 @@ def compared(first: ModelView, second: ModelView, clean: Tensor) -> dict[tuple[s
     return found
 
 
-def claims(results: Results, preset: AuditPreset[SelectionSettings]) -> Claims:
+def claims(results: Results, preset: audits.AuditPreset[SelectionSettings]) -> Claims:
     """Claims about the pair, at every time."""
     found: dict[str, list[Finding]] = {key: [] for key in ("overlap", "agree", "accurate", "selects", "overconfident")}
     same, apart = "argmax agreement", "fixed-position accuracy, difference"
     paper = {
-        quantity: paper_value("selection", quantity)
+        quantity: audits.paper_value("selection", quantity)
         for quantity in ("Jaccard", "self accuracy, difference", same, apart, "self error")
     }
     for t in preset.settings.times:
@@ -131,7 +122,7 @@ def claims(results: Results, preset: AuditPreset[SelectionSettings]) -> Claims:
             agreement, accuracy = (estimate_of(results, quantity, model, t=t) for quantity in (same, apart))
             found["agree"].append(above(f"{same} {where}", agreement, 99, paper[same]))
             found["accurate"].append(within(f"{apart} {where}", accuracy, 0.5, paper[apart]))
-            error, sure = (estimate_of(results, quantity, model, t=t) for quantity in ("self error", "confidence"))
+            error, sure = (estimate_of(results, name, model, t=t) for name in ("self error", "confidence"))
             # The paper's confidence is nearly 100, so its error is also its excess of confidence over accuracy.
             excess, name = (
                 Estimate(error.values - (100 - sure.values)),
@@ -141,9 +132,9 @@ def claims(results: Results, preset: AuditPreset[SelectionSettings]) -> Claims:
     return found
 
 
-def panels(results: Results, preset: AuditPreset[SelectionSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[SelectionSettings]) -> Iterator[Panel]:
     """The error of what each selects, overlap and agreement against time, and the reliability curves."""
-    models, times = models_of(results, "self error"), preset.settings.times
+    models, times = audits.models_of(results, "self error"), preset.settings.times
     jaccard = [Estimate(100 * estimate_of(results, "Jaccard", t=t).values) for t in times]
     errors, overlap, curves = [], [estimate_series("Jaccard", times, jaccard)], []
     for model in models:

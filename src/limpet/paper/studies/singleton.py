@@ -8,23 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limpet.evaluation.statistics import paired
-from limpet.experiments import Finding, Panel, ProbeValue, Results, above, below
+from limpet.experiments import Panel, ProbeValue, Results
 from limpet.generation import Inputs, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import (
-    AuditPreset,
-    bars,
-    estimate_of,
-    models_beside,
-    models_of,
-    paper_difference,
-    paper_value,
-    percent,
-    presets,
-    probe_each,
-)
-from limpet.paper.studies.published import Claims
+from limpet.paper.studies import audits
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
 from limpet.samplers import Native
 
@@ -38,7 +25,7 @@ class SingletonSettings(AuditSettings):
     last: int = 10  # how many reverse steps count as "last steps"
 
 
-PRESETS = presets("singleton", SingletonSettings)
+PRESETS = audits.presets("singleton", SingletonSettings)
 
 
 def audit(
@@ -49,11 +36,11 @@ def audit(
             sampler = Native(nfe=settings.nfe, top_p=p, final_step="argmax")
             masks = singleton_events(sampler, model, audit_inputs(model, settings, seeds[index], trace=True))
             single, late = masks["singleton"], masks["singleton"][-settings.last :]
-            yield ProbeValue(model.name, "singleton", {"p": p}, *percent(single.sum(), single.numel()))
-            yield ProbeValue(model.name, "singleton, last steps", {"p": p}, *percent(late.sum(), late.numel()))
+            yield ProbeValue(model.name, "singleton", {"p": p}, *audits.percent(single.sum(), single.numel()))
+            yield ProbeValue(model.name, "singleton, last steps", {"p": p}, *audits.percent(late.sum(), late.numel()))
             for quantity in QUANTITIES[2:]:
                 kept = (single & masks[quantity]).sum()
-                yield ProbeValue(model.name, quantity, {"p": p}, *percent(kept, int(single.sum())))
+                yield ProbeValue(model.name, quantity, {"p": p}, *audits.percent(kept, int(single.sum())))
 
 
 def singleton_events(sampler: Native, model: Denoiser, inputs: Inputs) -> dict[str, Tensor]:
@@ -77,7 +64,7 @@ def singleton_events(sampler: Native, model: Denoiser, inputs: Inputs) -> dict[s
 def largest_bridge_prob(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Tensor, vocab_size: int) -> Tensor:
     """max over y of the bridge q(s|0,t)(y | token, z), in closed form.
 
-    The bridge has mass on the token, on the state z, and evenly on the rest, where no probability exceeds the others."""
+    The bridge has mass on the token, on the state z, and evenly on the rest, which has no larger probability."""
     same, between = (token == z).double(), signal_t / signal_s
     rest_s, rest_t, rest = (1 - signal_s) / vocab_size, (1 - between) / vocab_size, (1 - signal_t) / vocab_size
     at_token = (signal_s + rest_s) * (between * same + rest_t)
@@ -85,30 +72,11 @@ def largest_bridge_prob(token: Tensor, z: Tensor, signal_t: Tensor, signal_s: Te
     return torch.maximum(at_token, at_state) / (signal_t * same + rest)
 
 
-cells = probe_each(audit)
+cells = audits.probe_each(audit)
 
 
-def claims(results: Results, preset: AuditPreset[SingletonSettings]) -> Claims:
-    """Claims about the distilled model, the one that the paper traces."""
-    found: dict[str, list[Finding]] = {key: [] for key in ("often", "later", "lasts", "not-always", "stochastic")}
-    for model in models_beside(results, "Duo-distilled"):
-        for p in preset.settings.top_ps:
-            rates = {quantity: estimate_of(results, quantity, model, p=p) for quantity in QUANTITIES}
-            paper = {quantity: paper_value("singleton", quantity, p=p) for quantity in QUANTITIES}
-            every, late, following, final, bridge = QUANTITIES
-            found["often"].append(above(f"{late}, p={p}", rates[late], 10, paper[late]))
-            difference = paired(rates[late].values, rates[every].values)
-            name, published = f"{late} minus all, p={p}", paper_difference("singleton", late, every, p=p)
-            found["later"].append(above(name, difference, 0, published))
-            found["lasts"].append(above(f"{following}, p={p}", rates[following], 99, paper[following]))
-            found["not-always"].append(above(f"{final}, p={p}", rates[final], 90, paper[final]))
-            found["not-always"].append(below(f"{final}, p={p}", rates[final], 100, paper[final]))
-            found["stochastic"].append(above(f"{bridge}, p={p}", rates[bridge], 90, paper[bridge]))
-    return found
-
-
-def panels(results: Results, preset: AuditPreset[SingletonSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[SingletonSettings]) -> Iterator[Panel]:
     """How many pairs are singletons, and how many of those last."""
-    models = models_of(results, "singleton")
+    models = audits.models_of(results, "singleton")
     groups = {f"{model}, p = {p}": (model, {"p": p}) for model in models for p in preset.settings.top_ps}
-    yield from (bars(results, quantities, groups) for quantities in (QUANTITIES[:2], QUANTITIES[2:]))
+    yield from (audits.bars(results, quantities, groups) for quantities in (QUANTITIES[:2], QUANTITIES[2:]))

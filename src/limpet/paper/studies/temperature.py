@@ -13,21 +13,10 @@ import torch
 from torch import Tensor
 
 from limpet.errors import LimpetError
-from limpet.experiments import Finding, Panel, Probe, ProbeValue, Results, above, within
+from limpet.experiments import Panel, Probe, ProbeValue, Results
 from limpet.generation import Step, rollout
 from limpet.models import Denoiser
-from limpet.paper.studies.audits import (
-    AuditPreset,
-    bars,
-    estimate_of,
-    models_beside,
-    models_of,
-    paper_value,
-    percent,
-    presets,
-    probe_each,
-)
-from limpet.paper.studies.published import Claims
+from limpet.paper.studies import audits
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs, evenly_spaced, read_log_probs
 from limpet.samplers import CRS, State
 
@@ -43,14 +32,14 @@ class TemperatureSettings(AuditSettings):
     positions: int = 8  # uncommitted positions audited in each
 
 
-PRESETS = presets("temperature", TemperatureSettings)
+PRESETS = audits.presets("temperature", TemperatureSettings)
 
 
-def cells(preset: AuditPreset[TemperatureSettings]) -> list[Probe]:
+def cells(preset: audits.AuditPreset[TemperatureSettings]) -> list[Probe]:
     nfe, calls = preset.settings.nfe, preset.settings.calls
     if nfe - 2 < CRS(nfe=nfe).warmup_calls + calls:
         raise LimpetError(f"{nfe} calls leave no {calls} steps after the first selection: raise nfe")
-    return probe_each(audit)(preset)
+    return audits.probe_each(audit)(preset)
 
 
 def audit(
@@ -68,7 +57,7 @@ def audit(
         mu, nu = (torch.cat(side) for side in zip(*audited, strict=True))
         found, count = fit(mu, nu), len(mu)
         beta, divergence, residual = (one.cpu().numpy() for one in found)
-        yield ProbeValue(model.name, "residual", {}, percent(residual.sum(), divergence.sum())[0], "%", count)
+        yield ProbeValue(model.name, "residual", {}, audits.percent(residual.sum(), divergence.sum())[0], "%", count)
         yield ProbeValue(model.name, "divergence", {}, float(divergence.mean()), "nats", count)
         yield ProbeValue(model.name, "inverse temperature", {}, float(np.median(beta)), "", count)
         events = {
@@ -79,7 +68,7 @@ def audit(
             "control, rank inversion": inverted(*control),
         }
         for quantity, happens in events.items():
-            yield ProbeValue(model.name, quantity, {}, *percent(happens.sum(), len(happens)))
+            yield ProbeValue(model.name, quantity, {}, *audits.percent(happens.sum(), len(happens)))
 
 
 def audited_calls(crs: CRS, calls: int) -> list[int]:
@@ -153,29 +142,10 @@ def inverted(log_mu: Tensor, log_nu: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def claims(results: Results, preset: AuditPreset[TemperatureSettings]) -> Claims:
-    """Claims about the distilled model, the one that the paper traces."""
-
-    def findings(quantity: str, bound: float | None) -> list[Finding]:
-        """The quantity is above a bound, or exactly 0 without a bound."""
-        paper = paper_value("temperature", quantity)
-        estimates = [estimate_of(results, quantity, model) for model in models_beside(results, "Duo-distilled")]
-        return [
-            within(quantity, estimate, 0, paper) if bound is None else above(quantity, estimate, bound, paper)
-            for estimate in estimates
-        ]
-
-    return {
-        "residual": findings("residual", 50),
-        "top-rank": findings("top-rank change", 0),
-        "inversion": findings("rank inversion", 99),
-        "interior": findings("optimum at a bound", None),
-        "control": [*findings("control, top-rank change", None), *findings("control, rank inversion", None)],
-    }
-
-
-def panels(results: Results, preset: AuditPreset[TemperatureSettings]) -> Iterator[Panel]:
+def panels(results: Results, preset: audits.AuditPreset[TemperatureSettings]) -> Iterator[Panel]:
     """What no temperature explains, and how often ranks change."""
-    groups: dict[str, tuple[str, dict[str, Any]]] = {model: (model, {}) for model in models_of(results, "residual")}
+    groups: dict[str, tuple[str, dict[str, Any]]] = {
+        model: (model, {}) for model in audits.models_of(results, "residual")
+    }
     quantities = ("residual", "top-rank change", "rank inversion", "control, top-rank change")
-    yield bars(results, quantities, groups)
+    yield audits.bars(results, quantities, groups)
