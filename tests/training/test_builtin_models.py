@@ -18,7 +18,7 @@ from limpet.evaluation.checkers.hashes import HashSet
 from limpet.models import model_files, tokenizers
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.training.data import Corpus
-from limpet.training.rows import Table, character_tokenizer, line_rows
+from limpet.training.rows import RowTable, character_tokenizer, line_rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 import train as training_command
@@ -74,7 +74,7 @@ def test_what_ships_about_the_training_molecules(elsewhere: Path) -> None:
     tokenizer = character_tokenizer(sorted(set(" CNO=")))
     parts = {"train": ["CCO", "OCC", "CC=O"], "validation": ["CN"], "test": ["CCN", "NN"]}
     splits = {
-        name: Table(torch.from_numpy(line_rows(tokenizer, part, 6).astype(int)), 9) for name, part in parts.items()
+        name: RowTable(torch.from_numpy(line_rows(tokenizer, part, 6).astype(int)), 9) for name, part in parts.items()
     }
     tool.derive("molecules", Corpus(tokenizer, splits))
     training = HashSet.load(elsewhere / "molecules" / molecules.TRAINING)
