@@ -43,7 +43,6 @@ def changed(plan: Any, changes: list[str]) -> Any:
 
 def train_one(file: Path, within: Path, out: Path, deadline: float, changes: list[str], resume: Path | None) -> None:
     """Train one recipe until a time.time(), and pack what came of it."""
-    from limpet.models.duo import Duo
     from limpet.models.model_files import usable_device
     from limpet.models.tokenizers import HuggingFaceTokenizer
     from limpet.training import datasets, loop, recipe
@@ -72,7 +71,7 @@ def train_one(file: Path, within: Path, out: Path, deadline: float, changes: lis
     extendable = work / "extendable.safetensors"
     ending = time.monotonic() + deadline - time.time()
     network = loop.train(plan, corpus, work, usable_device(None), report, deadline=ending, extendable=extendable)
-    Duo(network, name=plan.name, tokenizer=HuggingFaceTokenizer(corpus.tokenizer)).save(work, storage="bfloat16")
+    loop.write_model(plan, network, HuggingFaceTokenizer(corpus.tokenizer), work, storage="bfloat16")
     pack(work, out / f"{plan.name}.tar")
     if extendable.exists():
         data = extendable.read_bytes()
@@ -108,25 +107,18 @@ def check_one(file: Path, within: Path, out: Path, changes: list[str]) -> None:
 
 def check_sudoku(work: Path, device: str | None, n: int) -> dict[str, Any]:
     """Shares of boards that are valid without clues, and of puzzles that are solved, by number of clues."""
-    import torch
-
     import limpet
     from limpet.evaluation.checkers import sudoku
-    from limpet.training.rows import SUDOKU_PROMPT
 
-    model = limpet.load(work, device=device)
+    model, checker = limpet.load(work, device=device), sudoku.SudokuChecker()
 
-    def boards(clues: Any) -> Any:
-        texts = ["?" + "".join(map(str, row)) + "=" for row in clues.tolist()]
-        out = limpet.sample(model, limpet.Native(nfe=64), n=len(texts), prefix=texts)
-        return out.tokens[:, SUDOKU_PROMPT:].numpy()
+    def share(name: str, prompts: list[str] | None) -> float:
+        texts = limpet.sample(model, "native nfe=64", n=n, prompt=prompts).texts
+        return sum(checker.check(text)[name] for text in texts) / n
 
-    found: dict[str, Any] = {"device": str(model.device), "n": n}
-    blank = torch.zeros(n, sudoku.CELLS, dtype=torch.int64).numpy()
-    found["valid without clues"] = float(sudoku.is_valid(boards(blank)).mean())
+    found: dict[str, Any] = {"device": str(model.device), "n": n, "valid without clues": share("valid", None)}
     for clues in (26, 32, 40):
-        puzzles, _ = sudoku.random_puzzles(n, clues, seed=clues)
-        found[f"solved from {clues} clues"] = float(sudoku.is_solved(boards(puzzles), puzzles).mean())
+        found[f"solved from {clues} clues"] = share("solved", sudoku.puzzles(n, clues, seed=clues))
     return found
 
 
@@ -136,28 +128,28 @@ def check_molecules(work: Path, device: str | None, n: int) -> dict[str, Any]:
     from limpet.evaluation.checkers.molecules import is_well_formed
 
     model = limpet.load(work, device=device)
-    out = limpet.sample(model, limpet.Native(nfe=64), n=4 * n)
+    out = limpet.sample(model, "native nfe=64", n=4 * n)
     smiles = [text.rstrip(" ") for text in out.texts]
     good = [one for one in smiles if is_well_formed(one)]
     found = {"device": str(model.device), "n": len(smiles), "valid": len(good) / len(smiles), "examples": smiles[:8]}
     return {**found, "distinct among valid": len(set(good)) / max(1, len(good))}
 
 
-def launch(given: argparse.Namespace) -> int:
+def launch(options: argparse.Namespace) -> int:
     """Train all recipes at once, then check all results at once; 0 if every one came to its end."""
-    deadline = time.time() + given.seconds
-    given.out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(given.work, ignore_errors=True)
+    deadline = time.time() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(options.work, ignore_errors=True)
     context = multiprocessing.get_context("spawn")
-    attempts, running, finished = dict.fromkeys(given.recipes, 0), {}, []
+    attempts, running, finished = dict.fromkeys(options.recipes, 0), {}, []
 
     def begin(file: Path) -> None:
-        changes = [*given.set, *ATTEMPTS[attempts[file]]]
-        arguments = (file, given.work, given.out, deadline, changes, given.resume)
+        changes = [*options.set, *ATTEMPTS[attempts[file]]]
+        arguments = (file, options.work, options.out, deadline, changes, options.resume)
         running[file] = context.Process(target=train_one, args=arguments)
         running[file].start()
 
-    for file in given.recipes:
+    for file in options.recipes:
         begin(file)
     while running:
         time.sleep(0.2)
@@ -174,13 +166,15 @@ def launch(given: argparse.Namespace) -> int:
             print(f"{file} failed with {process.exitcode}", flush=True)
             if attempts[file] < len(ATTEMPTS) and deadline - time.time() > RETRY:
                 begin(file)
-    checks = [context.Process(target=check_one, args=(file, given.work, given.out, given.set)) for file in finished]
+    checks = [
+        context.Process(target=check_one, args=(file, options.work, options.out, options.set)) for file in finished
+    ]
     for process in checks:
         process.start()
     for process in checks:
         process.join(max(0.0, deadline + LATE + CHECK - time.time()))
         process.kill()
-    return 0 if len(finished) == len(given.recipes) else 1
+    return 0 if len(finished) == len(options.recipes) else 1
 
 
 def main() -> int:

@@ -388,4 +388,4 @@ def test_a_model_with_a_wrong_attribute_is_one_sentence(here, field, value, take
 
 
 def test_only_models_are_built_in():
-    assert model_files.builtin_names() == ["mini", "mini-distilled"]
+    assert model_files.builtin_names() == ["mini", "mini-distilled", "molecules", "sudoku"]

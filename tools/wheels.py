@@ -24,8 +24,9 @@ import limpet
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/wheels.json"
-NOT_IMPORTED = ("diffusers", "fsspec", "matplotlib", "pandas", "pydantic", "ray", "scipy", "transformers")
+NOT_IMPORTED = ("diffusers", "fsspec", "matplotlib", "pandas", "pydantic", "ray", "rdkit", "scipy", "transformers")
 GEMMA_CONFIG = '{"model_type": "diffusion_gemma"}'  # enough of a config for its loader to be chosen
+PUZZLE = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79\n"
 TOY = "--model exact:words --n 2 --nfe 2"
 MINI = "--model mini --n 1 --nfe 2 --length 16"
 
@@ -45,6 +46,7 @@ MISSING = {  # by extra: a command that needs it, its exit code, and a pattern o
     "judges": ("limpet score a.txt --judge someone/some-judge", 2, names_extra("transformers", "judges")),
     "gemma": ("limpet info gemma", 2, names_extra("transformers", "gemma")),
     "diffusers": (python("import limpet.integrations.diffusers"), 1, names_extra("diffusers", "diffusers", ERROR)),
+    "molecules": ("limpet compare --model molecules --n 1 --nfe 2 --seeds 1", 2, names_extra("rdkit", "molecules")),
     "figures": ("limpet paper theory separated-modes --figures figures", 2, names_extra("matplotlib", "figures")),
     "lab": (
         python("from limpet.experiments import claims; claims.bounds(0.0, 1.0, 4)"),
@@ -70,6 +72,10 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # the exit code of each, and pat
     f"limpet sample {MINI} --json": (0, [r'"tokens": \[(\d+, ){15}\d+\]']),
     f"limpet compare {TOY} --seeds 1 --json": (0, [rf'"name": "{name}"' for name in ("native", "crs", "mend")]),
     f"limpet compare {MINI} --seeds 1 --sampler crs --json": (0, ['"name": "mini-judge"']),
+    "limpet sample --model molecules --n 1 --nfe 2": (0, []),
+    "limpet sample --model sudoku --n 1 --nfe 2 --prompt puzzle.txt": (0, [r"------\+-------\+------"]),
+    "limpet compare --model sudoku --n 1 --nfe 2 --seeds 1 --prompt puzzle.txt --json": (0, ['"solved": ']),
+    "limpet compare --model exact:grammar --n 1 --nfe 2 --seeds 1 --json": (0, ['"grammatical": ']),
     "limpet check exact:words --sampler crs": (0, []),
     "limpet doctor": (0, [re.escape(f"pip install 'limpet[{extra}]'") for extra in MISSING]),
 } | {line: (code, [pattern]) for line, code, pattern in MISSING.values()}
@@ -94,6 +100,7 @@ def try_commands(programs: Path, folder: Path) -> list[dict[str, Any]]:
 
     A row has the exit code, and whether code and output are as COMMANDS says."""
     (folder / "a.txt").write_text("a text\n")
+    (folder / "puzzle.txt").write_text(PUZZLE)
     (folder / "gemma").mkdir()
     (folder / "gemma/config.json").write_text(GEMMA_CONFIG)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -22,7 +22,15 @@ from limpet.diffusion.rng import SAMPLE_LIMIT, SEED_LIMIT, CounterRNG, canvas_se
 from limpet.errors import LimpetError, import_extra, one_line, warn
 from limpet.files import read_text, write_file
 from limpet.html import table
-from limpet.models import Canvas, Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
+from limpet.models import (
+    Canvas,
+    Denoiser,
+    ModelInput,
+    PromptLayout,
+    WrappedDenoiser,
+    check_model,
+    tokenizer_digest,
+)
 from limpet.samplers import CRS, Context, Sampler, State, StepInfo, as_sampler, from_dict
 
 SEED = 8200  # default seed
@@ -650,7 +658,7 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
         tokens[:] = fixed
     if prompt is not None:
         for rows, own in _prompts(prompt, n):
-            ids = torch.tensor(ids_of(model, own, "the prompt"), dtype=torch.long)
+            ids = torch.tensor(prompt_tokens(model, own), dtype=torch.long)
             if len(ids) > length:
                 which = "the prompt" if isinstance(rows, slice) else f"prompt {rows + 1} of {n}"
                 raise LimpetError(f"{which} has {len(ids)} tokens, the sequence {length}: shorten it or raise length")
@@ -663,7 +671,20 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
             tokens[rows, : len(ids)] = ids
     for token in tokens[(tokens < -1) | (tokens >= model.vocab_size)].tolist():
         _check_token(model, token)
+    if model.prompt_layout is not None:
+        _complete_prompts(model, model.prompt_layout, tokens)
     return tokens
+
+
+def _complete_prompts(model: Denoiser, layout: PromptLayout, tokens: Tensor) -> None:
+    """Fix what is free of each prompt to the empty one's tokens: the model was never trained on noise there."""
+    if tokens.shape[1] != layout.length:
+        raise LimpetError(
+            f"length is {tokens.shape[1]}, and {model.name} knows rows of {layout.length} tokens: leave length out"
+        )
+    empty = torch.tensor(prompt_tokens(model, layout.empty))
+    begins = tokens[:, : len(empty)]
+    begins[:] = torch.where(begins < 0, empty, begins)
 
 
 def _prompts(prompt: Prompt, n: int) -> Iterator[tuple[int | slice, Any]]:
@@ -692,6 +713,13 @@ def fixed_ids(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], len
                 raise LimpetError(f"position {position} is fixed twice: move {shown}")
             fixed[position] = token
     return fixed
+
+
+def prompt_tokens(model: Denoiser, prompt: int | str | Ids | Tensor) -> list[int]:
+    """A prompt as the model's own ids. A text is written in the model's prompt layout first, if it has one."""
+    if isinstance(prompt, str) and model.prompt_layout is not None:
+        prompt = model.prompt_layout.write(prompt)
+    return ids_of(model, prompt, "the prompt")
 
 
 def ids_of(model: Denoiser, tokens: int | str | Ids | Tensor, what: str) -> list[int]:

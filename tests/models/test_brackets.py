@@ -8,7 +8,11 @@ import math
 import pytest
 import torch
 
+from limpet import Native
 from limpet.models.brackets import BRACKETS, BalancedBrackets, is_balanced
+from limpet.paper.theory import leave_one_out
+from limpet.paper.theory.output_distribution import output_distribution
+from limpet.paper.theory.problems import total_variation, truth
 
 
 def every_string(source: BalancedBrackets) -> torch.Tensor:
@@ -122,6 +126,21 @@ def test_a_prediction_does_not_depend_on_its_batch_nor_on_its_own_token() -> Non
     changed = noisy.clone()
     changed[:, 10] = (changed[:, 10] + 1) % 6
     torch.testing.assert_close(source.probs(changed, signal)[:, 10], found[:, 10], rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize(("length", "kinds"), [(4, 2), (8, 1)])
+def test_the_theory_holds_on_brackets(length: int, kinds: int) -> None:
+    """Native sampling approaches the data distribution as 1/N, and the mean of the posterior is the prediction."""
+    source = BalancedBrackets(length, kinds)
+    assert float(truth(source).sum()) == pytest.approx(1)
+    distances = [
+        float(total_variation(output_distribution(source, Native(nfe=nfe, grid="uniform")), truth(source)))
+        for nfe in (16, 32, 64)
+    ]
+    assert all(after < 0.6 * before for before, after in itertools.pairwise(distances))
+    assert distances[-1] < 0.03
+    for noise in (0.05, 0.4, 1.0):
+        assert all(row.verdict != "VIOLATED" for row in leave_one_out.check("", source, noise))
 
 
 @pytest.mark.parametrize("wrong", ["(", ")", "(]", "([)]", "a", "()x", "}{"])

@@ -13,14 +13,15 @@ from tokenizers import Tokenizer
 
 import limpet
 from limpet.errors import LimpetError
-from limpet.evaluation import judges
+from limpet.evaluation import checkers, judges
 from limpet.models import model_files, tokenizers
 from limpet.models.tensor_files import SCALE, read_tensors
 from limpet.training import heldout
 from limpet.training.data import Stream, encode, read_documents
 
 HERE = model_files.BUILTIN_FOLDER
-NAMES = ("mini", "mini-distilled", "mini-judge")
+NAMES = ("mini", "mini-distilled", "mini-judge")  # of text
+CHECKED = ("molecules", "sudoku")  # whose samples are right or wrong
 LOGS = Path(__file__).parents[2] / "recipes" / "minis" / "logs"
 
 
@@ -33,12 +34,16 @@ def stream() -> Stream:
     return Stream(ids, sum(len(text.encode()) for text in texts), 0)
 
 
-def test_together_they_are_small() -> None:
-    assert sum(file.stat().st_size for file in HERE.rglob("*") if file.is_file()) <= 48 * 2**20
+def test_they_are_small() -> None:
+    sizes = {name: sum(file.stat().st_size for file in (HERE / name).iterdir()) for name in (*NAMES, *CHECKED)}
+    assert sum(sizes[name] for name in NAMES) <= 47 * 2**20
+    assert all(sizes[name] <= 8e6 for name in CHECKED)
+    assert sum(file.stat().st_size for file in HERE.rglob("*") if file.is_file()) <= 60 * 2**20
 
 
-def test_they_share_one_tokenizer_and_are_saved_with_it(tmp_path: Path) -> None:
-    assert [file.relative_to(HERE) for file in HERE.rglob("tokenizer.json")] == [Path("tokenizer.json")]
+def test_those_of_text_share_one_tokenizer_and_are_saved_with_it(tmp_path: Path) -> None:
+    own = [Path("tokenizer.json"), *(Path(name) / "tokenizer.json" for name in CHECKED)]
+    assert sorted(file.relative_to(HERE) for file in HERE.rglob("tokenizer.json")) == sorted(own)
     mini, judge = limpet.load("mini", device="cpu"), judges.load_judge("mini-judge", device="cpu")
     assert mini.tokenizer.digest == judge.tokenizer.digest
     mini.save(tmp_path / "copy", storage="int8")
@@ -104,9 +109,10 @@ def scramble(file: Path) -> None:
     file.write_bytes(b"\x00\xff" * 100)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + CHECKED)
 def test_damage_is_one_sentence(name: str, copies: Path) -> None:
-    for file in (copies / name / "model.safetensors", copies / name / "config.json", copies / "tokenizer.json"):
+    tokenizer = copies / name / "tokenizer.json" if name in CHECKED else copies / "tokenizer.json"
+    for file in (copies / name / "model.safetensors", copies / name / "config.json", tokenizer):
         content = file.read_bytes()
         for damage in (remove, cut, scramble):
             damage(file)
@@ -117,9 +123,20 @@ def test_damage_is_one_sentence(name: str, copies: Path) -> None:
             file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHECKED)
+def test_those_with_a_checker_name_it_and_keep_their_tokenizer(name: str, tmp_path: Path) -> None:
+    model = limpet.load(name, device="cpu")
+    assert model.checker == name
+    assert name in checkers.BUILTIN
+    assert model.vocab_size == len(model.tokenizer.decode(range(model.vocab_size)))
+    model_files.copy_builtin(name, tmp_path / "copy")
+    copy = limpet.load(tmp_path / "copy", device="cpu")
+    assert (copy.digest, copy.tokenizer.digest, copy.checker) == (model.digest, model.tokenizer.digest, name)
+
+
+@pytest.mark.parametrize("name", NAMES + CHECKED)
 def test_the_cards_hold_figures(name: str) -> None:
     text = (HERE / name / "README.md").read_text()
     assert "Run `python tools/card.py`" not in text
-    for word in ("## Data", "## Training", "## Held out", "bits per byte", "## What it is not"):
+    for word in ("## Data", "## Training", "## Held out", "nats per", "## What it is not"):
         assert word in text

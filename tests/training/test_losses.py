@@ -74,7 +74,7 @@ def source() -> tuple[Tensor, Tensor]:
     return sequences, weight / weight.sum()
 
 
-def leave_one_out_laws(sequences: Tensor, weight: Tensor, signal: float) -> Tensor:
+def leave_one_out_probs(sequences: Tensor, weight: Tensor, signal: float) -> Tensor:
     """(noisy sequence, position, V): the clean token's distribution given every other noisy token, by enumeration."""
     channel = forward_probs(torch.arange(SIZE), signal, SIZE)  # (clean, noisy)
     distributions = torch.zeros(len(sequences), LENGTH, SIZE, dtype=torch.float64)
@@ -87,11 +87,11 @@ def leave_one_out_laws(sequences: Tensor, weight: Tensor, signal: float) -> Tens
 
 
 @pytest.mark.parametrize("signal", [0.15, 0.6, 0.95])
-def test_the_expected_bound_is_least_at_the_leave_one_out_law(signal: float) -> None:
+def test_the_expected_bound_is_least_at_the_leave_one_out_distribution(signal: float) -> None:
     sequences, weight = source()
     channel = forward_probs(torch.arange(SIZE), signal, SIZE)
     joint = weight[:, None] * channel[sequences[:, None], sequences[None]].prod(-1)  # (clean, noisy)
-    best = leave_one_out_laws(sequences, weight, signal)
+    best = leave_one_out_probs(sequences, weight, signal)
 
     def expected(logits: Tensor) -> Tensor:
         """The exact expectation over clean and noisy sequences of the bound, summed over positions."""
@@ -129,7 +129,7 @@ def test_noise_replaces_the_right_share() -> None:
     assert ((shares - wanted).abs() < 5 * error).all()
 
 
-def test_causal_nll_is_the_law_of_the_next_token() -> None:
+def test_causal_nll_is_of_the_distribution_of_the_next_token() -> None:
     logits = torch.randn(2, 5, 7)
     tokens = torch.randint(7, (2, 5))
     found = objectives.causal_nll(logits, tokens)

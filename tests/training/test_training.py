@@ -44,12 +44,14 @@ def plan(kind: str = "duo", **changes: Any) -> recipe.Recipe:
         "validate_rows": 16,
         "save_every": 5,
     }
-    text, given = recipe.Data([], "unused", vocab_size=280, length=32), recipe.Run(**{**run, **changes})
+    text, run_table = recipe.Data([], "unused", vocab_size=280, length=32), recipe.Run(**{**run, **changes})
     if kind == "distil":
         taught = recipe.Distil("replaced", [0.01, 0.02, 0.04])
-        return recipe.Recipe("tiny", "unused", "distil", text, given, seed=4, distil=taught)
+        return recipe.Recipe("tiny", "unused", "distil", text, run_table, seed=4, distil=taught)
     sizes = recipe.Sizes(width=32, blocks=2, heads=2, hidden=64, cond=16, dropout=0.1)
-    return recipe.Recipe("tiny", "unused", "causal" if kind == "causal" else "duo", text, given, seed=4, sizes=sizes)
+    return recipe.Recipe(
+        "tiny", "unused", "causal" if kind == "causal" else "duo", text, run_table, seed=4, sizes=sizes
+    )
 
 
 def parameters(network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -57,11 +59,11 @@ def parameters(network: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_learns_and_its_folder_loads(text: data.Text, tmp_path: Path) -> None:
-    said: list[loop.Progress] = []
-    network = loop.train(plan(steps=60), text, tmp_path / "model", CPU, said.append)
-    assert said[-1].step == 60
-    assert said[-1].fraction == 1
-    held = [now.validation for now in said if now.validation is not None]
+    reports: list[loop.Progress] = []
+    network = loop.train(plan(steps=60), text, tmp_path / "model", CPU, reports.append)
+    assert reports[-1].step == 60
+    assert reports[-1].fraction == 1
+    held = [now.validation for now in reports if now.validation is not None]
     assert held[-1] < held[0] < math.log(280) + 0.1
     assert held[-1] < math.log(280) - 0.5
     loaded = loading.load(tmp_path / "model", device="cpu")
@@ -74,10 +76,10 @@ def test_a_run_learns_and_its_folder_loads(text: data.Text, tmp_path: Path) -> N
 
 
 def test_a_judge_learns_and_loads(text: data.Text, tmp_path: Path) -> None:
-    said: list[loop.Progress] = []
-    loop.train(plan("causal", steps=40), text, tmp_path / "judge", CPU, said.append)
-    assert said[-1].validation is not None
-    assert said[-1].validation < math.log(280) - 0.5
+    reports: list[loop.Progress] = []
+    loop.train(plan("causal", steps=40), text, tmp_path / "judge", CPU, reports.append)
+    assert reports[-1].validation is not None
+    assert reports[-1].validation < math.log(280) - 0.5
     judge = load_judge(str(tmp_path / "judge"), device="cpu")
     rows = text.splits["validation"].rows(torch.arange(4), 32)
     nats = heldout.token_nats(judge.network, rows).double().sum(-1)  # type: ignore[attr-defined]
@@ -97,20 +99,20 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("kind", ["duo", "causal", "distil"])
 def test_a_stopped_run_resumes_bit_for_bit(kind: str, text: data.Text, teacher: Path, tmp_path: Path) -> None:
-    made = plan(kind)
-    if made.distil is not None:
-        made = replace(made, distil=replace(made.distil, teacher=str(teacher)))
-    whole = loop.train(made, text, tmp_path / "whole", CPU, lambda now: None)
+    chosen = plan(kind)
+    if chosen.distil is not None:
+        chosen = replace(chosen, distil=replace(chosen.distil, teacher=str(teacher)))
+    whole = loop.train(chosen, text, tmp_path / "whole", CPU, lambda now: None)
 
     def stop(now: loop.Progress) -> None:
         if now.step == 6:  # one step after the checkpoint: that step is run again
             raise Stopped
 
     with pytest.raises(Stopped):
-        loop.train(made, text, tmp_path / "parts", CPU, stop)
+        loop.train(chosen, text, tmp_path / "parts", CPU, stop)
     assert (tmp_path / "parts" / "checkpoint.safetensors").exists()
     torch.manual_seed(999)  # the state outside must not matter
-    parts = loop.train(made, text, tmp_path / "parts", CPU, lambda now: None)
+    parts = loop.train(chosen, text, tmp_path / "parts", CPU, lambda now: None)
     for name, p in parameters(whole).items():
         assert torch.equal(parameters(parts)[name], p), name
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
@@ -157,8 +159,8 @@ def test_each_epoch_shows_every_chunk_once() -> None:
 
 
 def test_the_rate_rises_holds_and_falls() -> None:
-    made = plan(warmup=10, steps=100, rate=1.0, decay=0.2)
-    rates = [loop.rate_at(made, step, step / 100) for step in range(101)]
+    chosen = plan(warmup=10, steps=100, rate=1.0, decay=0.2)
+    rates = [loop.rate_at(chosen, step, step / 100) for step in range(101)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[9:81] == pytest.approx([1.0] * 72)
     assert rates[90] == pytest.approx(0.5)
@@ -166,11 +168,11 @@ def test_the_rate_rises_holds_and_falls() -> None:
 
 
 def test_a_run_by_the_clock_ends_with_it(text: data.Text, tmp_path: Path) -> None:
-    said: list[loop.Progress] = []
-    loop.train(plan(steps=0, seconds=0.5), text, tmp_path, CPU, said.append)
-    assert said[-1].fraction == 1
-    assert said[-1].seconds >= 0.5
-    assert said[-1].rate == 0
+    reports: list[loop.Progress] = []
+    loop.train(plan(steps=0, seconds=0.5), text, tmp_path, CPU, reports.append)
+    assert reports[-1].fraction == 1
+    assert reports[-1].seconds >= 0.5
+    assert reports[-1].rate == 0
 
 
 def test_the_average_follows_the_weights(text: data.Text) -> None:
@@ -187,9 +189,9 @@ def test_the_average_follows_the_weights(text: data.Text) -> None:
 
 
 def test_distillation_moves_its_teacher_at_each_round(text: data.Text, teacher: Path) -> None:
-    made = plan("distil")
-    assert made.distil is not None
-    trainer = loop.Trainer(replace(made, distil=replace(made.distil, teacher=str(teacher))), text, CPU)
+    chosen = plan("distil")
+    assert chosen.distil is not None
+    trainer = loop.Trainer(replace(chosen, distil=replace(chosen.distil, teacher=str(teacher))), text, CPU)
     task = trainer.distillation
     assert task is not None
     rounds = []
@@ -283,22 +285,22 @@ def test_a_recipe_file_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])
 def test_the_built_in_models_came_from_their_recipes(name: str) -> None:
-    made = recipe.read(RECIPES / f"{name}.toml")
-    assert made.name == name
+    chosen = recipe.read(RECIPES / f"{name}.toml")
+    assert chosen.name == name
     log = [json.loads(line) for line in (RECIPES / "logs" / f"{name}.jsonl").read_text().splitlines()]
     steps = [line for line in log if "step" in line]
     assert steps[-1]["fraction"] == 1
-    assert steps[-1]["seconds"] == pytest.approx(made.run.seconds, abs=2)
+    assert steps[-1]["seconds"] == pytest.approx(chosen.run.seconds, abs=2)
 
 
 def test_the_causal_network_sees_the_past_alone(text: data.Text) -> None:
     """Logits at i do not move with tokens after i."""
-    made = loop.network_of(plan("causal")).eval()
+    network = loop.network_of(plan("causal")).eval()
     rows = text.splits["train"].rows(torch.arange(1), 32)
     changed = rows.clone()
     changed[:, 20:] = (changed[:, 20:] + 1) % 280
     with torch.no_grad():
-        moved = (made(rows) - made(changed)).abs().amax(-1)[0]
+        moved = (network(rows) - network(changed)).abs().amax(-1)[0]
     assert float(moved[:20].max()) == 0
     assert float(moved[20:].min()) > 0
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,8 +17,10 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN as BUILTIN_JUDGE
 from limpet.evaluation.judges import Judge, has_builtin, load_judge
+from limpet.files import read_prompts, read_text
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.models.networks import Precision
@@ -28,6 +31,7 @@ out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty()
 err = Console(stderr=True, highlight=False)  # progress and remarks
 
 DEFAULT_MODEL = "mini"
+MAX_PATH = 256  # characters; a longer prompt is no path
 
 # Options of many commands
 Model = Annotated[
@@ -116,6 +120,26 @@ def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:
     else:
         for part in parts:
             out.print(part, markup=False, soft_wrap=not out.is_terminal)  # a pipe's reader wraps lines itself
+
+
+def prompt_texts(model: Denoiser, prompt: str | None, prompts: str | None) -> tuple[str, ...]:
+    """The prompts of a command: one, those of a file, or none.
+
+    For a model with a prompt layout, such as a sudoku, one prompt may also be the path of the file that holds it."""
+    if prompt is not None and prompts is not None:
+        raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
+    if prompts is not None:
+        return tuple(read_prompts(prompts))
+    if prompt is None:
+        return ()
+    if model.prompt_layout is not None and len(prompt) < MAX_PATH and Path(prompt).expanduser().is_file():
+        return (read_text(prompt, "name a file with one prompt"),)
+    return (prompt,)
+
+
+def readable(model: Denoiser, text: str) -> str:
+    """The text of a sample, to be read by people: for a model with a prompt layout, as the layout prints it."""
+    return text if model.prompt_layout is None else model.prompt_layout.display(text)
 
 
 @contextmanager

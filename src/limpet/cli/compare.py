@@ -18,13 +18,16 @@ from limpet.cli.common import (
     err,
     out,
     progress,
+    prompt_texts,
+    readable,
     show,
 )
 from limpet.evaluation import source_judge
 from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
-from limpet.evaluation.judges import BUILTIN, load_judge
+from limpet.evaluation.judges import BUILTIN, Judge, load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
+from limpet.models import Denoiser
 from limpet.samplers import named_samplers
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
@@ -38,6 +41,7 @@ def run(
     seeds: tuple[int, ...] = SEEDS,
     length: Length = None,
     prompt: str | None = None,
+    prompts: str | None = None,
     judge: str | None = None,
     checker: str | None = None,
     batch_size: int | None = None,
@@ -52,22 +56,28 @@ def run(
     $ limpet compare --model exact:chain --nfe 32
     $ limpet compare --sampler native --sampler "wide: crs spacing=8"
     $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
+    $ limpet compare --model sudoku --prompt puzzle.txt
 
     Args:
         nfe: network calls of every sampler that does not set its own
-        n: samples of each seed
+        n: samples of each seed, and of each prompt in a file
         seeds: standard errors are over them
-        prompt: text that every sample begins with; it is not counted
-        judge: the judge of the texts (default: the true distribution of an exact source, mini-judge for other models)
+        prompt: text that every sample begins with, or the puzzle that it solves (or a file that holds it); it is not
+            counted
+        prompts: a file of prompts, --n samples of each: one on each line, or JSON lines with "prompt" or "text"
+        judge: the judge of the texts (default: the true distribution of an exact source, none for a model with a
+            checker of its own, mini-judge for other models)
         checker: a checker of texts, by name or as ./file.py:Name (default: the model's own, if it has one)
         batch_size: samples that are computed at once
         texts: how many samples of each sampler to print side by side
     """
     chosen = named_samplers(sampler or SAMPLERS, nfe)
     denoiser = loading.load(model)
-    own_judge = source_judge(denoiser) if judge is None else None
-    scorer = own_judge or load_judge(judge or BUILTIN, loading.device)
-    with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * n) as tell:
+    scorer = _judge(denoiser, judge, loading.device)
+    texts_before = prompt_texts(denoiser, prompt, prompts)
+    each = [text for text in texts_before for _ in range(n)] or None
+    count = len(each or range(n))
+    with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * count) as tell:
 
         def report_for(name: str) -> Progress:
             before = 0
@@ -79,22 +89,32 @@ def run(
 
             return report
 
-        result = compare(denoiser, chosen, nfe, n, seeds, length, prompt, batch_size, scorer, report_for, checker)
+        result = compare(denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker)
     if not json:
-        for name, convention in {"judge": result.judge["rule"], **result.conventions}.items():
+        rules = {"judge": result.judge["rule"]} if result.judge else {}
+        for name, convention in {**rules, **result.conventions}.items():
             err.print(f"{name}: {convention}", style="dim", markup=False)
-    count = min(texts, n) if denoiser.tokenizer else 0
+    printed = min(texts, count) if denoiser.tokenizer else 0
     width = out.width if out.is_terminal else None
-    parts = [rich_table(result.table(), width), *(side_by_side(result, i) for i in range(count))]
+    parts = [rich_table(result.table(), width), *(side_by_side(denoiser, result, i) for i in range(printed))]
     show(json, result.to_dict(), parts)
 
 
-def side_by_side(result: Comparison, i: int) -> table.Table:
+def _judge(denoiser: Denoiser, judge: str | None, device: str | None) -> Judge | None:
+    """The judge of a comparison: by name, else the true distribution, else none beside a checker of the model's own,
+    else the built-in one."""
+    own = source_judge(denoiser) if judge is None else None
+    if own is not None or (judge is None and denoiser.checker is not None):
+        return own
+    return load_judge(judge or BUILTIN, device)
+
+
+def side_by_side(denoiser: Denoiser, result: Comparison, i: int) -> table.Table:
     """The i-th sample of the first seed under each sampler."""
     view = table.Table(title=f"sample {i} of seed {result.seeds[0]}, from the same random numbers", show_lines=True)
     for one in result.samplers:
         view.add_column(one.name, ratio=1)
-    view.add_row(*(Text(one.samples[0].texts[i].strip()) for one in result.samplers))
+    view.add_row(*(Text(readable(denoiser, one.samples[0].texts[i]).strip()) for one in result.samplers))
     return view
 
 

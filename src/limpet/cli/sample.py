@@ -19,10 +19,12 @@ from limpet.cli.common import (
     Model,
     err,
     progress,
+    prompt_texts,
+    readable,
 )
 from limpet.cli.common import out as printer
 from limpet.errors import LimpetError
-from limpet.files import read_prompts, write_file
+from limpet.files import write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
@@ -55,10 +57,12 @@ def run(
     $ limpet sample --sampler "crs budget=.25" --fix "12= sea" --fix "20= the sand"
     $ limpet sample --sampler "native top_p=.9" --json > samples.jsonl
     $ limpet sample --n 1 --record crs.limpet
+    $ limpet sample --model sudoku --prompt puzzle.txt --n 1
 
     Args:
         nfe: network calls for each sample, where the sampler does not set its own
-        prompt: text that every sample begins with; a chat model replies to it
+        prompt: text that every sample begins with; a chat model replies to it; for sudoku, the puzzle as 81 digits
+            with . or 0 for a blank, or a file that holds it
         prompts: a file of prompts, --n samples of each: one on each line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, such as "12= sea": text that stands from that token on; digits are ids (12=345,6) unless
             they are in double quotes; can be repeated
@@ -71,13 +75,11 @@ def run(
         json: print JSON lines, one for each sample, instead of texts
     """
     ((caption, chosen),) = named_samplers([sampler], nfe).items()
-    if prompt is not None and prompts is not None:
-        raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
-    texts = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
     words = parse_fixes(fix)
     for file in (out, record):
         _check_writable(file, force)
     denoiser = loading.load(model)
+    texts = prompt_texts(denoiser, prompt, prompts)
     is_chat = isinstance(denoiser, Canvas) and bool(texts)
     if is_chat and (prompts is not None or fix or record is not None):
         raise LimpetError(
@@ -105,7 +107,7 @@ def run(
         return 0
     for text, one in zip(texts_of(samples), samples, strict=True):
         err.rule(f"sample {one.index} · seed {seed} · {samples.nfe} calls · {one.committed} committed")
-        printer.print(text, markup=False)
+        printer.print(readable(denoiser, text), markup=False)
     return 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from limpet.errors import LimpetError, import_extra
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
-from limpet.evaluation.judges import Judge, SourceJudge, judge_for
+from limpet.evaluation.judges import Judge, SourceJudge, judge_for, source_judge
 from limpet.evaluation.sample_sets import SampleSet
 from limpet.evaluation.scores import NLL, PERPLEXITY, Scores, evaluate
 from limpet.evaluation.statistics import Estimate
@@ -80,7 +80,8 @@ class Comparison:
 
     @property
     def judge(self) -> dict[str, Any]:
-        """Name, digest, precision and context of the judge, its convention, and the rule as a sentence."""
+        """Name, digest, precision and context of the judge, its convention, and the rule as a sentence; empty where
+        samples were checked and not judged."""
         return self.samplers[0].scores.judge or {}
 
     @property
@@ -111,28 +112,32 @@ class Comparison:
         prompt = self.samplers[0].samples[0].prompt_length
         not_counted = f", the first {prompt} tokens are the prompt and not counted" if prompt else ""
         nfe = f", {calls.pop()} network calls" if len(calls) == 1 else ""
-        judge = self.judge
+        judge, judged, paired = self.judge, "", ""
+        if judge:
+            judged = (
+                f"judge: {judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, convention "
+                f"{judge['convention']}, {counts} tokens counted per sampler\n"
+            )
+            paired = "; delta NLL is paired by seed"
         return (
             f"{self.model} in {self.precision}: {len(self.seeds)} seeds x {self.samples_per_seed} samples of "
-            f"{self.length} tokens{nfe}{not_counted}\n"
-            f"judge: {judge['name']} ({judge['digest'][:12]}) in {judge['precision']}, convention "
-            f"{judge['convention']}, {counts} tokens counted per sampler\n"
-            "mean ± standard error over seeds; delta NLL is paired by seed"
+            f"{self.length} tokens{nfe}{not_counted}\n{judged}mean ± standard error over seeds{paired}"
         )
 
     def table(self) -> ResultTable:
         """One row a sampler: mean and standard error over seeds of a checker's values, then of GenPPL (or the true
         NLL), delta NLL, entropy and rep-4, at most four columns. The last row is the true distribution, if that is the
         judge."""
-        is_exact = self.judge["convention"] == "exact"
+        likelihood = NLL if self.judge.get("convention") == "exact" else PERPLEXITY
         shown = [name for name in self.conventions if name not in (NLL, PERPLEXITY, "dropped", "ends", *METRICS)]
-        shown += [NLL if is_exact else PERPLEXITY, "", *METRICS]  # "" is delta NLL
+        is_judged = self.judge and any(np.isfinite(one.scores.nll).all() for one in self.samplers)
+        shown += [likelihood, "", *METRICS] if is_judged else METRICS  # "" is delta NLL
         shown = shown[:COLUMNS]
         delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
         head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
         rows = []
         for name, one in zip(self.row_names, self.samplers, strict=True):
-            delta_nll = "" if one is self.samplers[0] else f"{self.delta_nll(one):.4f}"
+            delta_nll = "" if one is self.samplers[0] or not is_judged else f"{self.delta_nll(one):.4f}"
             rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
             rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
@@ -151,9 +156,12 @@ class Comparison:
             **about,
             "seeds": list(self.seeds),
             "samples_per_seed": self.samples_per_seed,
-            "judge": self.judge,
+            "judge": self.judge or None,
             "conventions": self.conventions,
-            "samplers": [{**one.to_dict(), "delta_nll": self.delta_nll(one).to_dict()} for one in self.samplers],
+            "samplers": [
+                {**one.to_dict(), **({"delta_nll": self.delta_nll(one).to_dict()} if self.judge else {})}
+                for one in self.samplers
+            ],
             "data": self.data and self.data.to_dict(),
         }
 
@@ -161,7 +169,9 @@ class Comparison:
         """A data frame with one row for each sampler and seed."""
         rows = []
         for one in self.samplers:
-            values = {**one.scores.values, "delta_nll": self.delta_nll(one).values}
+            values = dict(one.scores.values)
+            if self.judge:
+                values["delta_nll"] = self.delta_nll(one).values
             rows += [
                 {"sampler": one.name, "nfe": one.nfe, "seed": seed, **{name: v[i] for name, v in values.items()}}
                 for i, seed in enumerate(self.seeds)
@@ -212,7 +222,8 @@ def compare(
         length: tokens in a sample (default: the model's length).
         prompt: what every sample begins with; it is not counted.
         batch_size: samples that are computed at once (default: by the device).
-        judge: a judge or its name (default: the model's own true distribution, where it is known).
+        judge: a judge or its name (default: the model's own true distribution, where it is known; else none, if there
+            is a checker).
         progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
             call with (calls done, calls in all).
         checker: a checker or its name (default: the model's own, if it names one).
@@ -225,8 +236,10 @@ def compare(
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):
         raise LimpetError(f"the seeds are {', '.join(map(str, seeds))}: each counts once, so give different ones")
-    judge, checker = judge_for(model, judge), checker or getattr(model, "checker", None)
+    checker = checker or model.checker
     checker = find_checker(checker) if isinstance(checker, str) else checker
+    if judge is not None or checker is None or source_judge(model):
+        judge = judge_for(model, judge)
     done = []
     for name, sampler in chosen.items():
         report = progress(name) if callable(progress) else progress

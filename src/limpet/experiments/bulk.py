@@ -21,7 +21,7 @@ from limpet.experiments.runner import RunProgress, RunSummary, run_groups
 from limpet.experiments.store import Store, UnitPaths, canonical_json, digest
 from limpet.experiments.units import RESULT_VERSION, PromptTokens, Unit, sampler_facts
 from limpet.experiments.worker import UnitEvent, WorkerConfig
-from limpet.generation import SEED, Samples, default_batch_size, fixed_ids, ids_of, sample
+from limpet.generation import SEED, Samples, default_batch_size, fixed_ids, prompt_tokens, sample
 from limpet.generation import _check_counts as check_counts
 from limpet.models import tokenizer_digest
 from limpet.samplers import Sampler
@@ -165,7 +165,7 @@ def resolve(request: BulkRequest, store: Store, models: ModelCache) -> tuple[lis
     model = models.model(request.model)
     length = request.length or model.length
     fixed = fixed_ids(model, (request.fixed or {}).items(), length)
-    prompts = tuple(tuple(ids_of(model, prompt, "prompts")) for prompt in request.prompts)
+    prompts = tuple(tuple(prompt_tokens(model, prompt)) for prompt in request.prompts)
     for i, ids in enumerate(prompts):
         which = f"prompt {i + 1} of {len(prompts)}"
         if len(ids) > length:

@@ -25,6 +25,7 @@ from limpet.experiments.model_cache import ModelCache, provenance
 from limpet.experiments.store import UnitPaths, canonical_json, digest, unit_key
 from limpet.experiments.study import Cell, Probe, Prompts, Study
 from limpet.files import read_prompts, read_text
+from limpet.generation import prompt_tokens
 from limpet.models import Denoiser, tokenizer_digest
 from limpet.models.exact import Source
 from limpet.samplers import Sampler
@@ -326,7 +327,7 @@ def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, i
         lines = read_prompts(prompts.texts)[index * count : (index + 1) * count]
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer, so it cannot continue texts")
-        ids = [model.tokenizer.encode(line)[: prompts.tokens] for line in lines]
+        ids = [prompt_tokens(model, line)[: prompts.tokens] for line in lines]
         short = next((line for line, row in zip(lines, ids, strict=True) if len(row) < prompts.tokens), None)
         if len(ids) < count or short is not None:
             what = f"{short[:40]!r} is shorter" if short is not None else f"{len(lines)} are left for seed {seed}"

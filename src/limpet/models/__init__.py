@@ -12,12 +12,14 @@ from limpet.models.denoiser import (
     check_model,
     tokenizer_digest,
 )
+from limpet.models.prompt_layouts import PromptLayout
 
 __all__ = [
     "Canvas",
     "CleanTokens",
     "Denoiser",
     "ModelInput",
+    "PromptLayout",
     "Rows",
     "Tokenizer",
     "WrappedDenoiser",

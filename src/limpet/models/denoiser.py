@@ -12,6 +12,7 @@ from torch import Tensor
 
 from limpet.diffusion.process import LOG_LINEAR, Schedule
 from limpet.errors import LimpetError
+from limpet.models.prompt_layouts import PromptLayout
 
 CleanTokens = Literal["ignored", "fixed", "committed"]
 Rows = Callable[[], Tensor | None]  # flat positions (R,), ascending, whose features will be read; None for all
@@ -62,6 +63,8 @@ class Denoiser(ABC):
     clean_tokens: CleanTokens = "ignored"  # which tokens `ModelInput.clean` marks: none, fixed ones, committed ones too
     self_conditioned: bool = False  # whether each call reads the previous call's prediction, by `self_condition`
     precision: str = "float32"  # what it computes in
+    checker: str | None = None  # the name of the checker that decides whether a sample is right
+    prompt_layout: PromptLayout | None = None  # how a prompt is written, where it is no plain text
     info: Mapping[str, Any] = MappingProxyType({})  # more facts for people: its source, its sizes
     device: torch.device = torch.device("cpu")
 
@@ -153,6 +156,8 @@ def check_model(denoiser: Denoiser) -> None:
         "clean_tokens": ('"ignored", "fixed" or "committed"', lambda value: value in ("ignored", "fixed", "committed")),
         "self_conditioned": ("true or false", lambda value: type(value) is bool),
         "precision": ("a text, such as float32", lambda value: isinstance(value, str) and value),
+        "checker": ("the name of a checker, or None", lambda value: value is None or isinstance(value, str)),
+        "prompt_layout": ("a PromptLayout or None", lambda value: value is None or isinstance(value, PromptLayout)),
     }
     for name, (words, is_valid) in takes.items():
         value = getattr(denoiser, name, None)

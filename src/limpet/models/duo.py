@@ -258,8 +258,10 @@ class Duo(NetworkDenoiser):
     def config(self) -> dict[str, object]:
         """What the tensors cannot tell, and the sizes again under the released names, as config.json holds them."""
         sizes = zip(RELEASED, astuple(self.network.shape), strict=False)
-        about = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
+        about: dict[str, object] = {"causal": False, "schedule": self.schedule.name, "predicts": self.predicts}
         about |= {} if self.mask is None else {"mask_token_id": self.mask}
+        about |= {} if self.checker is None else {"checker": self.checker}
+        about |= {} if self.prompt_layout is None else {"layout": self.prompt_layout.name}
         return {"model_type": "duo", **dict(sizes), **about}
 
     def save(self, folder: str | os.PathLike[str], storage: Literal["float32", "bfloat16", "int8"] = "float32") -> None:

@@ -85,5 +85,8 @@ def source(name: str) -> Source:
     if name not in SOURCES:
         raise LimpetError(f"there is no exact source {name!r}; there are {', '.join(SOURCES)}")
     found = SOURCES[name]()
-    found.tokenizer = Letters(BRACKETS, f"the brackets {BRACKETS}") if name == "exact:grammar" else Letters()
+    if isinstance(found, BalancedBrackets):
+        found.tokenizer, found.checker = Letters(BRACKETS, f"the brackets {BRACKETS}"), "grammar"
+    else:
+        found.tokenizer = Letters()
     return found

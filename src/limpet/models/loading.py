@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,13 @@ import torch
 from limpet import registry
 from limpet.errors import LimpetError
 from limpet.models import Denoiser, check_model, exact_sources, model_files
+from limpet.models.prompt_layouts import LAYOUTS
 
 GROUP = "limpet.models"
+NAMES: model_files.Fields = {  # of config.json, for every family
+    "checker": ("the name of a checker", lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))),
+    "layout": (" or ".join(LAYOUTS), lambda value: isinstance(value, str) and value in LAYOUTS),
+}
 
 
 def load(
@@ -63,8 +69,18 @@ def load(
         raise
     with suppress(AttributeError):  # a model may have a name that cannot be set
         model.name = found.name
+    _read_names(model, found.folder)
     model.info = {"source": found.origin, **model.info}
     return model
+
+
+def _read_names(model: Denoiser, folder: Path) -> None:
+    """Set the checker and the prompt layout that a folder's config.json names."""
+    config = model_files.check_fields(model_files.read_config(folder), NAMES, folder / "config.json", "a model")
+    if "checker" in config:
+        model.checker = config["checker"]
+    if "layout" in config:
+        model.prompt_layout = LAYOUTS[config["layout"]]
 
 
 def _family(folder: Path) -> Any:

@@ -57,9 +57,9 @@ GPT2 = "GPT-2's", ("openai-community/gpt2", "gpt2")
 BERT = "BERT's", ("google-bert/bert-base-uncased", "bert-base-uncased")
 PUBLIC = {GPT2_SIZE: GPT2, GPT2_SIZE + 1: GPT2, BERT_SIZE: BERT}  # the public tokenizer of a model with so many ids
 UNUSED = frozenset(  # fields of config.json: sizes, which the tensors tell, and what no forward pass depends on
-    "_name_or_path architectures attention_dropout auto_map bos_token_id cond_dim dropout dtype eos_token_id "
-    "hidden_dim hidden_size initializer_range intermediate_size mlp_dim model_length model_type n_blocks n_heads "
-    "num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
+    "_name_or_path architectures attention_dropout auto_map bos_token_id checker cond_dim dropout dtype eos_token_id "
+    "hidden_dim hidden_size initializer_range intermediate_size layout mlp_dim model_length model_type n_blocks "
+    "n_heads num_hidden_layers pad_token_id return_dict torch_dtype transformers_version use_cache vocab_size".split()
 )
 INDEX = "model.safetensors.index.json"  # of a model in several files: which tensor is in which
 MAX_INDEX = 64 << 20  # bytes; the largest released models' take a few megabytes
@@ -114,7 +114,7 @@ def builtin_names() -> list[str]:
 def builtin_folder(name: str) -> Path:
     """The folder of a built-in model or judge, none of whose files is missing."""
     folder = BUILTIN_FOLDER / name
-    needed = [folder / "model.safetensors", folder / "config.json", BUILTIN_FOLDER / "tokenizer.json"]
+    needed = [folder / "model.safetensors", folder / "config.json", tokenizers.builtin_tokenizer(folder)]
     missing = [file.name for file in needed if not file.is_file()]
     if missing:
         raise LimpetError(
@@ -124,9 +124,10 @@ def builtin_folder(name: str) -> Path:
 
 
 def copy_builtin(name: str, folder: Path) -> None:
-    """Copy a built-in model or judge to a folder, with the tokenizer that the built-in ones share."""
-    shutil.copytree(builtin_folder(name), folder, dirs_exist_ok=True)
-    shutil.copy(BUILTIN_FOLDER / "tokenizer.json", folder)
+    """Copy a built-in model or judge to a folder, with its tokenizer."""
+    source = builtin_folder(name)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    shutil.copy(tokenizers.builtin_tokenizer(source), folder)
 
 
 def locate(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:

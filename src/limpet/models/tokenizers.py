@@ -25,7 +25,7 @@ MAX_GROWTH = 4096  # letters that the rules of a tokenizer may make of one
 GPT2_SIZE = 50257  # ids of GPT-2's tokenizer; the released Duo has one more, [PAD]
 BERT_SIZE = 30522  # ids of bert-base-uncased, which UDLM was trained with
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # the same two files under other names
-BUILTIN_FOLDER = Path(__file__).parent / "builtin"  # its models share one tokenizer, which is beside their folders
+BUILTIN_FOLDER = Path(__file__).parent / "builtin"  # the models of text in it share one tokenizer, beside their folders
 
 
 class HuggingFaceTokenizer:
@@ -89,9 +89,15 @@ class HuggingFaceTokenizer:
         return token >= self._known or token == self.special.get("pad")
 
 
+def builtin_tokenizer(folder: Path) -> Path:
+    """The tokenizer.json of a built-in model: its own, else the one that the models of text share."""
+    own = folder / "tokenizer.json"
+    return own if own.exists() else BUILTIN_FOLDER / "tokenizer.json"
+
+
 def read_tokenizer(folder: Path, vocab_size: int | None = None) -> HuggingFaceTokenizer | None:
     """The tokenizer in a folder, from tokenizer.json or GPT-2's two files. None where there is none."""
-    folder = BUILTIN_FOLDER if folder.parent == BUILTIN_FOLDER else folder
+    folder = builtin_tokenizer(folder).parent if folder.parent == BUILTIN_FOLDER else folder
     pair = next((pair for pair in GPT2_FILES if all((folder / name).exists() for name in pair)), None)
     with _library_errors(f"the tokenizer in {folder} cannot be read", "fetch or copy it again"):
         if (folder / "tokenizer.json").exists():

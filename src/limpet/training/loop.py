@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -24,6 +24,7 @@ from limpet.errors import LimpetError
 from limpet.evaluation.judges import causal
 from limpet.models import duo, loading
 from limpet.models.model_files import write_folder
+from limpet.models.prompt_layouts import LAYOUTS
 from limpet.models.tensor_files import write_tensors
 from limpet.models.tokenizers import HuggingFaceTokenizer
 from limpet.training import gaussian, objectives
@@ -278,11 +279,11 @@ class Trainer:
 
 
 def _without_ending(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe but for how long it runs, how the steps are executed, and where files lie."""
+    """A recipe but for how long it runs, how the steps are executed, where files lie, and what checks the samples."""
     left_out = {"steps", "seconds", "compile", "graph", "validate_every", "validate_rows", "save_every"}
     run = {name: value for name, value in recipe["run"].items() if name not in left_out}
     data = {name: value for name, value in recipe["data"].items() if name not in ("files", "folder")}
-    return {**recipe, "run": run, "data": data, "folder": ""}
+    return {**recipe, "run": run, "data": data, "folder": "", "checker": ""}
 
 
 def optimiser_of(recipe: Recipe, weights: list[Tensor], device: torch.device) -> torch.optim.AdamW:
@@ -354,15 +355,25 @@ def train(
             clock = time.monotonic() if validates else clock
         if step % run.save_every == 0 and fraction < 1:
             trainer.save(checkpoint)
-    write_model(trainer.average, HuggingFaceTokenizer(corpus.tokenizer), folder)
+    write_model(recipe, trainer.average, HuggingFaceTokenizer(corpus.tokenizer), folder)
     checkpoint.unlink(missing_ok=True)
     return trainer.average
 
 
-def write_model(network: Network, tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
-    """The folder of a trained network: config.json, tokenizer.json and model.safetensors."""
+def write_model(
+    recipe: Recipe,
+    network: Network,
+    tokenizer: HuggingFaceTokenizer,
+    folder: Path,
+    storage: Literal["float32", "bfloat16", "int8"] = "float32",
+) -> None:
+    """Write the folder of a trained network: config.json, tokenizer.json and model.safetensors.
+
+    storage: of a Duo network's matrices, as in `Duo.save`."""
     if isinstance(network, duo.DuoNetwork):
-        duo.Duo(network, name=folder.name, tokenizer=tokenizer).save(folder)
+        model = duo.Duo(network, name=folder.name, tokenizer=tokenizer)
+        model.checker, model.prompt_layout = recipe.checker or None, LAYOUTS.get(recipe.data.format)
+        model.save(folder, storage)
     else:
         config = {"model_type": "causal", **vars(network.shape)}
         write_folder(folder, config, tokenizer, {name: p.detach().cpu() for name, p in network.named_parameters()})

@@ -139,6 +139,7 @@ class Recipe(Part):
     seed: int = param(1, "", low=0, high=2**63)
     sizes: Sizes | None = None
     distil: Distil | None = None
+    checker: str = ""  # the name of the checker of the model's samples, which its config.json then names
 
     def __post_init__(self) -> None:
         super().__post_init__()

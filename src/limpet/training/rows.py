@@ -16,13 +16,13 @@ from torch import Tensor
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
 from limpet.files import write_file
+from limpet.models.prompt_layouts import CELLS, LAYOUTS, PUZZLE, SOLUTION
 from limpet.training.data import SPLITS, read_file
 from limpet.training.recipe import Clues, Data
 
 FILL = " "  # after the characters of a line, to the end of its row
-PUZZLE, SOLUTION = "?", "="  # stand before the two halves of a sudoku row
 SUDOKU_CHARACTERS = "0123456789" + PUZZLE + SOLUTION
-SUDOKU_PROMPT = 2 + sudoku.CELLS  # leading tokens that are given: the puzzle between its two marks
+SUDOKU_PROMPT = len(LAYOUTS["sudoku"].empty)  # leading tokens that are given: the puzzle between its two marks
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def line_rows(tokenizer: Tokenizer, lines: Sequence[str], length: int) -> np.nda
 def sudoku_rows(boards: Tensor, clues: Clues, generator: torch.Generator | None = None) -> Tensor:
     """Boards (B, 81) as rows (B, 164): a mark, the clues with 0 for a blank, a mark, the board."""
     count, device = len(boards), boards.device
-    order = torch.rand(count, sudoku.CELLS, device=device, generator=generator).argsort(-1)
+    order = torch.rand(count, CELLS, device=device, generator=generator).argsort(-1)
     numbers = torch.randint(clues.fewest, clues.most + 1, (count, 1), device=device, generator=generator)
     numbers = numbers * (torch.rand(count, 1, device=device, generator=generator) >= clues.none)
     rows = torch.empty(count, 2 * SUDOKU_PROMPT - 2, dtype=torch.int64, device=device)
@@ -138,7 +138,7 @@ def prepare_boards(data: Data, folder: Path) -> Iterator[str]:
         moved = sudoku.random_symmetries(torch.from_numpy(part), generator)
         rows[name] = sudoku_rows(moved, data.clues, generator).numpy()
     tokenizer = character_tokenizer(SUDOKU_CHARACTERS)
-    _write(data, folder, tokenizer, rows, {name: sudoku.CELLS * len(part) for name, part in rows.items()})
+    _write(data, folder, tokenizer, rows, {name: CELLS * len(part) for name, part in rows.items()})
     yield ", ".join(f"{name}: {len(part)} boards" for name, part in rows.items())
 
 

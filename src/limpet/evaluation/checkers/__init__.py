@@ -9,7 +9,11 @@ from limpet import registry
 from limpet.errors import LimpetError
 
 GROUP = "limpet.checkers"  # entry points of other packages
-BUILTIN: dict[str, str] = {}  # name -> "module:object"
+BUILTIN = {  # name -> "module:object"
+    "molecules": "limpet.evaluation.checkers.molecules:MoleculeChecker",
+    "sudoku": "limpet.evaluation.checkers.sudoku:SudokuChecker",
+    "grammar": "limpet.evaluation.checkers.grammar:GrammarChecker",
+}
 
 
 class Checker(Protocol):

@@ -1,23 +1,25 @@
-"""Sudoku: the rules, an exact solver, and generators of boards and of puzzles that have one solution.
+"""Sudoku: the checker `sudoku`, the rules, an exact solver, and generators of boards and of puzzles with one solution.
 
 A board is 81 numbers in reading order. 0 is a blank."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from limpet.errors import LimpetError
+from limpet.models.prompt_layouts import BOXES, CELLS, COLUMNS, PUZZLE, ROWS, SOLUTION
 
-CELLS = 81
 ROW = [cell // 9 for cell in range(CELLS)]
 COLUMN = [cell % 9 for cell in range(CELLS)]
 BOX = [3 * (cell // 27) + cell % 9 // 3 for cell in range(CELLS)]
-UNITS = [[cell for cell in range(CELLS) if house[cell] == n] for house in (ROW, COLUMN, BOX) for n in range(9)]
+HOUSES = [*ROWS, *COLUMNS, *BOXES]
 DIGITS = 0b1111111110  # bit d is set where digit d is possible
 COUNTS = [bits.bit_count() for bits in range(1 << 10)]
 ATTEMPTS = 200  # boards tried for one puzzle
@@ -28,16 +30,21 @@ ATTEMPTS = 200  # boards tried for one puzzle
 
 def is_valid(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     """Whether boards are full and no row, column or box holds a digit twice: (n, 81) -> (n,) bool."""
-    boards = np.asarray(boards, dtype=np.int64).reshape(-1, CELLS)
-    in_range = ((boards >= 1) & (boards <= 9)).all(1)
-    bits = np.left_shift(1, boards.clip(0, 9))[:, UNITS]  # (n, 27, 9)
-    valid: np.ndarray = in_range & (np.bitwise_or.reduce(bits, axis=2) == DIGITS).all(1)
+    valid: np.ndarray = wrong_units(boards) == 0
     return valid
+
+
+def wrong_units(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
+    """How many of the 27 rows, columns and boxes do not hold every digit once: (n, 81) -> (n,)."""
+    cells = np.asarray(boards, dtype=np.int64).reshape(-1, CELLS)
+    bits = np.left_shift(1, np.where((cells < 1) | (cells > 9), 0, cells))[:, HOUSES]  # (n, 27, 9)
+    wrong: np.ndarray = (np.bitwise_or.reduce(bits, axis=2) != DIGITS).sum(1)
+    return wrong
 
 
 def is_solved(boards: np.ndarray, puzzles: np.ndarray) -> np.ndarray:
     """Whether boards are valid and keep every clue of their puzzles: two (n, 81) -> (n,) bool."""
-    boards, puzzles = (np.asarray(given, dtype=np.int64).reshape(-1, CELLS) for given in (boards, puzzles))
+    boards, puzzles = (np.asarray(cells, dtype=np.int64).reshape(-1, CELLS) for cells in (boards, puzzles))
     keeps_clues: np.ndarray = ((puzzles == 0) | (boards == puzzles)).all(1)
     solved: np.ndarray = is_valid(boards) & keeps_clues
     return solved
@@ -128,7 +135,7 @@ def base_boards(count: int, seed: int) -> np.ndarray:
     for _ in range(count):
         board = [0] * CELLS
         for box in (0, 4, 8):
-            for cell, digit in zip(UNITS[18 + box], rng.sample(range(1, 10), 9), strict=True):
+            for cell, digit in zip(HOUSES[18 + box], rng.sample(range(1, 10), 9), strict=True):
                 board[cell] = digit
         boards += solutions(board, limit=1, rng=rng)
     return np.array(boards, dtype=np.uint8)
@@ -192,3 +199,59 @@ def _emptied(board: list[int], clues: int, rng: random.Random) -> list[int] | No
         else:
             puzzle[cell] = board[cell]
     return puzzle if left == clues else None
+
+
+def puzzles(count: int, clues: int = 32, seed: int = 0) -> list[str]:
+    """Puzzles with exactly `clues` clues and one solution, as the usual lines of 81 cells with "." for a blank.
+
+    A line is a prompt of the model `sudoku`; a file of such lines is what `--prompts` reads."""
+    rows, _ = random_puzzles(count, clues, seed)
+    return ["".join(map(str, row)).replace("0", ".") for row in rows.tolist()]
+
+
+# The checker
+
+
+class SudokuChecker:
+    """Checks boards of 81 digits, alone or after their puzzle ("?" puzzle "=" board, a row of the model `sudoku`)."""
+
+    conventions: ClassVar[Mapping[str, str]] = {
+        "valid": "share of boards without a clash in any row, column or box",
+        "solved": "share of puzzles whose board is valid and keeps every clue",
+        "clues kept": "share of puzzles whose board keeps every clue",
+        "wrong units": "rows, columns and boxes of 27 that do not hold every digit once, on average",
+        "distinct": "different boards among the valid ones of a seed that were drawn without clues, as a share",
+    }
+
+    def check(self, text: str) -> dict[str, bool | float]:
+        """Values of one board; those about clues only where there are clues."""
+        puzzle, board = read_row(text)
+        if board is None:
+            checks: dict[str, bool | float] = {"valid": False, "wrong units": math.nan}
+            return checks | ({"solved": False, "clues kept": False} if puzzle is None or any(puzzle) else {})
+        wrong = int(wrong_units([board])[0])
+        if puzzle is not None and not any(puzzle):
+            return {"valid": wrong == 0, "wrong units": wrong}
+        kept = puzzle is not None and all(clue in (0, digit) for clue, digit in zip(puzzle, board, strict=True))
+        return {"solved": wrong == 0 and kept, "valid": wrong == 0, "clues kept": kept, "wrong units": wrong}
+
+    def check_set(self, texts: Sequence[str]) -> dict[str, float]:
+        """The share of different boards among the valid ones without clues, where a seed has such samples."""
+        rows = [read_row(text) for text in texts]
+        boards = [board for puzzle, board in rows if puzzle is not None and not any(puzzle)]
+        if not boards:
+            return {}
+        valid = [tuple(board) for board in boards if board is not None and is_valid([board])[0]]
+        return {"distinct": len(set(valid)) / len(valid) if valid else math.nan}
+
+
+def read_row(text: str) -> tuple[list[int] | None, list[int] | None]:
+    """The puzzle and the board of a text; None for what is not 81 digits. A board alone has the empty puzzle."""
+    cells = "".join(text.split())
+    puzzle, mark, board = cells.rpartition(SOLUTION)
+    return _digits(puzzle.removeprefix(PUZZLE) if mark else "0" * CELLS), _digits(board)
+
+
+def _digits(cells: str) -> list[int] | None:
+    is_digits = len(cells) == CELLS and cells.isascii() and cells.replace(".", "0").isdigit()
+    return [int(cell) for cell in cells.replace(".", "0")] if is_digits else None

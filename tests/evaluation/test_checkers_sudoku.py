@@ -1,0 +1,184 @@
+"""Sudoku: rules, solver and generators against a second solver by exact cover, and the checker's values."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from limpet.errors import LimpetError
+from limpet.evaluation import evaluate
+from limpet.evaluation.checkers import find_checker, sudoku
+
+KNOWN = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+SOLVED = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+
+
+def cells(text: str) -> list[int]:
+    return [int(cell) for cell in text.replace(".", "0")]
+
+
+def covers(columns: dict[object, set[object]], rows: dict[object, list[object]], limit: int) -> list[list[object]]:
+    """All choices of rows that contain every column once (Knuth's algorithm X), at most `limit`."""
+    if not columns:
+        return [[]]
+    found: list[list[object]] = []
+    narrowest = min(columns, key=lambda column: len(columns[column]))
+    for row in sorted(columns[narrowest], key=str):
+        left = {
+            column: {other for other in holders if not set(rows[other]) & set(rows[row])}
+            for column, holders in columns.items()
+            if column not in rows[row]
+        }
+        found += [[row, *rest] for rest in covers(left, rows, limit - len(found))]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def by_exact_cover(puzzle: list[int], limit: int) -> set[tuple[int, ...]]:
+    """The solutions of a puzzle, found without any part of the solver under test."""
+    rows: dict[object, list[object]] = {}
+    for cell, clue in enumerate(puzzle):
+        row, column = divmod(cell, 9)
+        for digit in [clue] if clue else range(1, 10):
+            box = row // 3 * 3 + column // 3
+            rows[cell, digit] = [("cell", cell), ("row", row, digit), ("column", column, digit), ("box", box, digit)]
+    columns: dict[object, set[object]] = {
+        (name, house, digit): set() for name in ("row", "column", "box") for house in range(9) for digit in range(1, 10)
+    }
+    columns |= {("cell", cell): set() for cell in range(81)}
+    for choice, parts in rows.items():
+        for part in parts:
+            columns[part].add(choice)
+    return {tuple(digit for _, digit in sorted(choice)) for choice in covers(columns, rows, limit)}
+
+
+def test_a_known_puzzle_has_its_known_solution() -> None:
+    assert sudoku.solutions(cells(KNOWN)) == [cells(SOLVED)]
+    assert by_exact_cover(cells(KNOWN), 2) == {tuple(cells(SOLVED))}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_solvers_find_the_same_solutions(seed: int) -> None:
+    """Of puzzles with one solution and with several, as cells are emptied one after the other."""
+    rng = random.Random(seed)
+    puzzle = sudoku.base_boards(1, seed)[0].tolist()
+    counts = []
+    for n, cell in enumerate(rng.sample(range(81), 52)):
+        puzzle[cell] = 0
+        if n >= 44 and n % 2:
+            ours = {tuple(board) for board in sudoku.solutions(puzzle, limit=40)}
+            theirs = by_exact_cover(puzzle, 40)
+            counts.append(len(theirs))
+            assert len(ours) == len(theirs)
+            assert ours == theirs or len(theirs) == 40
+    assert max(counts) > 1
+
+
+def test_the_solver_stops_at_its_limit_and_sees_a_clash() -> None:
+    assert len(sudoku.solutions([0] * 81, limit=5)) == 5
+    assert sudoku.solutions(cells("11" + "." * 79)) == []
+    nowhere = cells("12345678." + "." * 71 + "9")  # the first row lacks a 9
+    nowhere[17] = 9
+    assert sudoku.solutions(nowhere) == []
+    for wrong in ([0] * 80, [10] + [0] * 80):
+        with pytest.raises(LimpetError, match="a puzzle is 81 numbers"):
+            sudoku.solutions(wrong)
+
+
+def test_the_rules() -> None:
+    """Against sets of digits, on valid boards with a few cells changed."""
+    rng = np.random.default_rng(0)
+    boards = sudoku.random_boards(60, 5).astype(int)
+    for board in boards[20:]:
+        for cell in rng.integers(0, 81, rng.integers(1, 4)):
+            board[cell] = rng.integers(0, 11)
+    squares = boards.reshape(-1, 9, 9)
+    digits = set(range(1, 10))
+
+    def wrong(square: np.ndarray) -> int:
+        boxes = [square[r : r + 3, c : c + 3].ravel() for r in (0, 3, 6) for c in (0, 3, 6)]
+        return sum(set(unit.tolist()) != digits for unit in [*square, *square.T, *boxes])
+
+    assert sudoku.wrong_units(boards).tolist() == [wrong(square) for square in squares]
+    valid = sudoku.is_valid(boards)
+    assert valid[:20].all()
+    assert valid.tolist() == [wrong(square) == 0 for square in squares]
+    puzzles = np.where(rng.random(boards.shape) < 0.5, boards, 0)
+    assert sudoku.is_solved(boards, puzzles).tolist() == valid.tolist()
+    puzzles[:, 0] = boards[:, 0] % 9 + 1
+    assert not sudoku.is_solved(boards, puzzles).any()
+
+
+def test_boards_are_valid_distinct_and_a_function_of_the_seed() -> None:
+    boards = sudoku.base_boards(200, 3)
+    assert sudoku.is_valid(boards).all()
+    assert len(np.unique(boards, axis=0)) == 200
+    assert np.array_equal(boards[:20], sudoku.base_boards(20, 3))
+    assert not np.array_equal(boards[:20], sudoku.base_boards(20, 4))
+    many = sudoku.random_boards(3000, 1, base_count=20)
+    assert sudoku.is_valid(many).all()
+    assert len(np.unique(many, axis=0)) == 3000
+
+
+def test_symmetries_keep_validity_blanks_and_the_number_of_solutions() -> None:
+    puzzles, boards = sudoku.random_puzzles(6, 34, seed=2)
+    pairs = torch.from_numpy(np.stack([puzzles, boards], 1))  # a puzzle moves with its board
+    moved = sudoku.random_symmetries(pairs, torch.Generator().manual_seed(0)).numpy()
+    assert sudoku.is_solved(moved[:, 1], moved[:, 0]).all()
+    assert ((moved[:, 0] > 0).sum(1) == 34).all()
+    assert (moved != pairs.numpy()).any((1, 2)).all()
+    for puzzle, board in moved[:3]:
+        assert by_exact_cover(puzzle.tolist(), 2) == {tuple(board.tolist())}
+    single = torch.from_numpy(boards[:1]).expand(500, -1)
+    kinds = sudoku.random_symmetries(single, torch.Generator().manual_seed(1))
+    assert len(torch.unique(kinds, dim=0)) == 500
+
+
+@pytest.mark.parametrize("clues", [26, 32, 50])
+def test_generated_puzzles_have_one_solution_and_the_stated_number_of_clues(clues: int) -> None:
+    puzzles, boards = sudoku.random_puzzles(3, clues, seed=clues)
+    assert ((puzzles > 0).sum(1) == clues).all()
+    assert sudoku.is_solved(boards, puzzles).all()
+    for puzzle, board in zip(puzzles.tolist(), boards.tolist(), strict=True):
+        assert by_exact_cover(puzzle, 2) == {tuple(board)}
+    lines = sudoku.puzzles(3, clues, seed=clues)
+    assert [cells(line) for line in lines] == puzzles.tolist()
+    assert all(len(line) == 81 and line.count(".") == 81 - clues for line in lines)
+    assert len(set(lines)) == 3
+
+
+def test_an_impossible_number_of_clues_is_a_sentence() -> None:
+    with pytest.raises(LimpetError, match="clues is 16; a puzzle with one solution has 17 to 81"):
+        sudoku.puzzles(1, 16)
+
+
+# The checker
+
+
+def test_the_checker_of_a_puzzle() -> None:
+    checker = find_checker("sudoku")
+    row = f"?{KNOWN.replace('.', '0')}={SOLVED}"
+    assert checker.check(row) == {"solved": True, "valid": True, "clues kept": True, "wrong units": 0}
+    other = row[:-1] + "1"  # a clash in three units, and a clue is gone
+    assert checker.check(other) == {"solved": False, "valid": False, "clues kept": False, "wrong units": 3}
+    relabelled = SOLVED.translate(str.maketrans("123456789", "234567891"))
+    found = checker.check(f"?{KNOWN.replace('.', '0')}={relabelled}")
+    assert found == {"solved": False, "valid": True, "clues kept": False, "wrong units": 0}
+    assert checker.check(f"?{KNOWN.replace('.', '0')}={SOLVED[:-1]}?")["solved"] is False
+    assert checker.check("no board at all")["valid"] is False
+
+
+def test_the_checker_of_boards_without_clues() -> None:
+    blank = "?" + "0" * 81 + "="
+    values = evaluate([blank + SOLVED, SOLVED, SOLVED[::-1], SOLVED[1:] + "5"], metrics=(), checker="sudoku").values
+    assert {name: column.tolist() for name, column in values.items()} == {
+        "valid": [0.75],
+        "wrong units": [pytest.approx(np.mean([0, 0, 0, sudoku.wrong_units([cells(SOLVED[1:] + "5")])[0]]))],
+        "distinct": [pytest.approx(2 / 3)],  # the reversed board is another valid one
+    }
+    assert "distinct" not in evaluate([f"?{KNOWN}={SOLVED}"], metrics=(), checker="sudoku").values
+    assert np.isnan(evaluate([blank + "1" * 81], metrics=(), checker="sudoku").values["distinct"]).all()
