@@ -95,3 +95,14 @@ def test_it_says_how_much_faster_than_the_released_functions():
         for name in ("native", "top-p .9")
     ]
     assert "{:.0f} times (without top-p) and {:.0f} times (top-p .9)".format(*times) in " ".join(README.split())
+
+
+def test_what_it_says_of_molecules_is_what_the_card_says():
+    card = (ROOT / "src/limpet/models/builtin/molecules/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (native|mend) \| (\d+) \| ([\d.]+) .*? \| [\d.]+ .*? \| ([\d.]+) ", card, re.MULTILINE)
+    found = {(name, calls): (float(valid), float(novel)) for name, calls, valid, novel in rows}
+    for calls in {calls for _, calls in found}:
+        (valid, novel), (more_valid, less_novel) = found["native", calls], found["mend", calls]
+        assert more_valid > valid
+        assert less_novel < novel
+    assert "Mend makes more molecules valid and fewer of them novel than native sampling" in " ".join(README.split())
