@@ -3,6 +3,7 @@ hub, and somewhere to put things that do not belong to the package."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined, which any test may be the first to do
 torch.set_num_threads(1)  # while tests are collected, too
 settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")

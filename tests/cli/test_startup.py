@@ -52,7 +52,7 @@ def test_neither_the_package_nor_its_help_needs_torch(code: str) -> None:
 
 
 def test_a_sample_loads_what_it_uses() -> None:
-    """Of torch, only what torch itself brings and the choice of a device, and no package that sampling does not need."""
+    """Of torch, what torch itself loads and the choice of a device; no package that sampling does not need."""
     torch = imported("import torch")
     found = imported(command("sample", "--model", "mini", "--n", "1", "--nfe", "2", "--length", "8"))
     assert {"torch", "limpet.models.duo"} <= found

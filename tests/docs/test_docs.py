@@ -24,13 +24,13 @@ import times
 from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT
 from limpet.cli import main
 from limpet.cli.paper import reproduce
-from limpet.models.model_files import BUILTIN_FOLDER
+from limpet.models.model_files import BUILTIN_FOLDER, copy_builtin
 from limpet.paper.studies import hidden
 from limpet.recording import record
 from limpet.training import recipe
 from model_cases import lightning, random_network
 
-ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}
+ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}  # see above
 RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
@@ -124,8 +124,7 @@ def checkout(here):
     (here / "google").mkdir()
     gemma_cases.folder_of(here / "google/diffusiongemma-26B-A4B-it")
     for name in ("runs/duo", "path/to/folder"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).symlink_to(BUILTIN_FOLDER / "mini")
+        copy_builtin("mini", here / name)
     lightning(random_network(), here / "runs/duo.ckpt")
     for file in (here / "docs/reports/mini").glob("*.toml"):
         text = re.sub(r"samples = \d+", "samples = 1", file.read_text())
@@ -178,7 +177,9 @@ def test_the_commands_run(page, checkout, unserved, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem not in {"README", *ELSEWHERE}], ids=lambda page: page.stem
+)
 def test_the_python_of_a_page_runs(page, checkout, monkeypatch):
     """In the order of the page, at the smallest size."""
     monkeypatch.setitem(hidden.PRESETS, "mini", replace(hidden.PRESETS["smoke"], name="mini"))

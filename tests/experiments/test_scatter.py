@@ -26,7 +26,7 @@ from limpet.samplers import Native
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import pictures
-from seen import SCREENS, on_screen, serious
+from accessibility import SCREENS, on_screen, serious
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>]]>&amp;\"'\\u003c\u2028\u2029 \U0001f41a"
 UNPRINTABLE = f"{HOSTILE}\x00\x1b\ud800"  # no file could hold it as it is

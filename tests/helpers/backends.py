@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -12,9 +11,6 @@ import torch
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
-
 from limpet.diffusion import process
 from limpet.diffusion.backends import Backend, Head, NetworkCall, Outcome, Transition, dense, sparse, testing
 from limpet.diffusion.rng import CounterRNG

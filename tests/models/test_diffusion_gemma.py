@@ -241,6 +241,12 @@ def test_canvases_have_seeds_of_their_own() -> None:
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
+def test_an_empty_prompt_is_the_token_that_begins_a_text(ours: diffusion_gemma.Gemma) -> None:
+    """Also for the second canvas, whose context once lost that token."""
+    empty, begun = (reply(ours, Native(nfe=3), 2, length=2 * CANVAS, prompt=ids) for ids in ([], [ours.begin]))
+    assert torch.equal(empty.tokens, begun.tokens)
+
+
 def test_samples_that_have_ended_cost_nothing(ours: diffusion_gemma.Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave the batch, and the last one is sampled as it would be alone."""
     sizes: list[int] = []
@@ -288,7 +294,7 @@ def test_a_trajectory_is_recorded_as_it_is_sampled(folder: Path, tmp_path: Path,
 
     record = tmp_path / "x.limpet"
     command = ["sample", "--model", str(folder), "--n", "1", "--device", "cpu", "--precision", "float32"]
-    command += ["--record", str(record)]
+    command += ["--record", str(record), "--force"]
     for name, sampler in (("mend nfe=4", Mend(nfe=4)), ("entropy-bound nfe=4", EntropyBound(nfe=4))):
         assert main.main([*command, "--sampler", name]) == 0
         expected = limpet.sample(ours, sampler, n=1).tokens[0]

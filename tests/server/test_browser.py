@@ -27,8 +27,8 @@ from limpet.style import colours
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import pictures
+from accessibility import SCREENS, on_screen, serious
 from pictures import serving
-from seen import SCREENS, on_screen, serious
 from served import GUARD, Counting, wait_for
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install 'limpet[dev]'")

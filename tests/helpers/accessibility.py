@@ -1,4 +1,4 @@
-"""What a page is to those who look at it: axe-core's findings, and the screens that it must serve."""
+"""Checks of a page in a browser: the screens that it must fit, and what axe-core finds."""
 
 import pytest
 
