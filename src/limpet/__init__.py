@@ -6,7 +6,7 @@ the same to type checkers."""
 import importlib
 from typing import Any as _Any
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 _MODULES = {  # module -> its public names
     "limpet.diffusion": ("process", "selection", "transitions", "truncation"),

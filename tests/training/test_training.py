@@ -224,10 +224,10 @@ def test_held_out_bits_are_nats_over_bytes(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"colour": 1}, "line 7: the file has no field 'colour'"),
+        ({"colour": 1}, "recipe.toml, colour: the file has no field 'colour'"),
         (
             {"run": {"batch": 8, "rate": 1.0, "warmup": 1, "stepz": 3}},
-            "line 5: run has no field 'stepz'; did you mean steps",
+            r"\[run\] stepz: run has no field 'stepz'; did you mean steps",
         ),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1}}, "steps is 0 and seconds is 0.0: give exactly one"),
         ({"run": {"batch": 8, "rate": 1.0, "warmup": 1, "steps": 3, "seconds": 2.0}}, "give exactly one"),
@@ -260,7 +260,7 @@ def test_a_wrong_recipe_is_one_sentence(change: dict[str, Any], sentence: str, t
     written(file, {**good, **change})
     with pytest.raises(LimpetError, match=sentence) as caught:
         recipe.read(file)
-    assert str(caught.value).startswith(f"{file}, line ")
+    assert str(caught.value).startswith(str(file))
     assert "\n" not in str(caught.value)
 
 

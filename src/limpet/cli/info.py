@@ -37,6 +37,8 @@ def run(
         "signal": {f"t = {t:g}": float(found.schedule.signal(t)) for t in (EPS, 0.5, 1.0)},
         "special": getattr(found.tokenizer, "special", {}),
         "text": found.tokenizer is not None,
+        "checker": found.checker or "none",
+        "prompt": found.prompt_layout.name if found.prompt_layout else "text or tokens",
     }
     show(json, about, (f"{key:<11} {_text(value)}" for key, value in about.items()))
 
