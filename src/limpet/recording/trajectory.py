@@ -78,6 +78,7 @@ class Header:
     vocab_size: int
     calls: int
     candidates: int
+    layout: str | None = None  # of the model's rows, by which viewers draw them; None for plain text
 
     @property
     def frames(self) -> int:
@@ -92,7 +93,7 @@ class Header:
         return (frame.masks & bit) > 0
 
     @property
-    def layout(self) -> np.dtype[np.void]:
+    def frame_dtype(self) -> np.dtype[np.void]:
         """A frame's arrays in the order of their bytes, without padding."""
         token = "<u2" if self.vocab_size <= 2**16 else "<u4"
         one, several = (self.length,), (self.length, self.candidates)
@@ -102,10 +103,10 @@ class Header:
         ])  # fmt: skip
 
     def pack(self, frame: Frame) -> bytes:
-        return np.array(tuple(frame), self.layout).tobytes()
+        return np.array(tuple(frame), self.frame_dtype).tobytes()
 
     def unpack(self, data: bytes) -> list[Frame]:
-        return [Frame(*row) for row in np.frombuffer(data, self.layout)]
+        return [Frame(*row) for row in np.frombuffer(data, self.frame_dtype)]
 
 
 @dataclass(eq=False, repr=False)
@@ -179,7 +180,7 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
                     "record it again, or view it with the limpet that wrote it"
                 )
             trajectory = _without_frames(values)
-            size = trajectory.header.frames * trajectory.header.layout.itemsize
+            size = trajectory.header.frames * trajectory.header.frame_dtype.itemsize
             data = unpacked.read(size + 1)  # one byte more, to notice a file that is too long
     except LimpetError:  # which is a ValueError
         raise
@@ -198,14 +199,15 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
 
 def _without_frames(values: dict[str, Any]) -> Trajectory:
     """The trajectory of a header line; ValueError unless every value is of the right kind and in its range."""
-    header = Header(**{one.name: values[one.name] for one in fields(Header)})
+    header = Header(**{one.name: values[one.name] for one in fields(Header) if one.name in values})
     texts = {int(token): text for token, text in values["token_texts"].items()}
     good = (
         all(isinstance(value, str) for value in (header.name, header.model, header.digest, *texts.values()))
         and all(type(values[name]) is int and low <= values[name] <= high for name, (low, high) in RANGES.items())
-        and header.frames * header.layout.itemsize <= MAX_BYTES
+        and header.frames * header.frame_dtype.itemsize <= MAX_BYTES
         and all(map(_is_flat, (header.sampler, values["scores"])))
         and isinstance(values["text"], str | None)
+        and isinstance(header.layout, str | None)
         and _are_masks(header.masks)
     )
     if not good:
@@ -303,6 +305,7 @@ def follow(
         raise LimpetError(f"seed is {seed} and sample {sample}; they are whole numbers from 0")
     rng = CounterRNG(seed, torch.tensor([sample], device=model.device))
     cache, candidates = CallCache(model), min(CANDIDATES, model.vocab_size)
+    layout = None if model.prompt_layout is None else model.prompt_layout.name
     trajectories, recordings = [], []
     for name, sampler in samplers.items():
         found: list[tuple[Tensor, Tensor]] = []
@@ -310,7 +313,7 @@ def follow(
         recording = _frames(cache, sampler, inputs, found)
         masks, first = next(recording)  # the first call says which masks the sampler has
         sizes = tokens.shape[1], model.vocab_size, sampler.nfe, candidates
-        header = Header(name, model.name, model.digest, sampler.to_dict(), masks, seed, sample, *sizes)
+        header = Header(name, model.name, model.digest, sampler.to_dict(), masks, seed, sample, *sizes, layout)
         trajectories.append(Trajectory(header))
         recordings.append(chain([first], (frame for _, frame in recording)))
 
