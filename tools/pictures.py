@@ -130,7 +130,7 @@ def still(shot: bytes, file: Path) -> None:
     image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE).save(file, optimize=True)
 
 
-def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
+def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: int = FEW) -> None:
     """Two trajectories as a GIF of texts or boards, each with a caption."""
     image: Any = import_extra("PIL.Image", "figures")
     trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
@@ -156,7 +156,7 @@ def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
                 "(all, captions) => all.forEach((p, i) => { p.textContent = captions[i]; })", captions
             )
             shots.append(image.open(io.BytesIO(shown.locator("#trajectories").screenshot())).convert("RGB"))
-    palette = shots[SHOWN * calls // CALLS].quantize(FEW)  # one for all frames: what does not change costs nothing
+    palette = shots[SHOWN * calls // CALLS].quantize(colours)  # one for all frames: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
     times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
@@ -179,7 +179,7 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
     report(opened, folder / "report-phone-dark.png", PHONE, "dark")
     animations = [folder / "samplers.gif", folder / "sudoku.gif"]
     animation(opened, trajectories, animations[0])
-    animation(opened, sudoku, animations[1])
+    animation(opened, sudoku, animations[1], COLOURS)
     files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), *animations])
     for file in files:
         most = MOST_SUDOKU if file.stem == "sudoku" else MOST
@@ -190,7 +190,8 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
 
 if __name__ == "__main__":
     recorded_run = recorded(load("mini", device="cpu"))
+    sudoku_run = recorded_sudoku(load("sudoku", device="cpu"))
     for name, trajectory in recorded_run.items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()), recorded_sudoku(load("sudoku", device="cpu")))
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()), sudoku_run)
