@@ -7,6 +7,7 @@ import html.parser
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import limpet
 from limpet import CRS, Mend, Native
 from limpet.cli import view, watch
 from limpet.errors import LimpetError
+from limpet.evaluation.checkers.molecules import read_molecule
 from limpet.evaluation.checkers.sudoku import SudokuChecker, puzzles, solutions
 from limpet.models.prompt_layouts import clashes
-from limpet.recording import page, terminal
+from limpet.recording import drawings, page, terminal
 from limpet.recording.trajectory import Trajectory, record
 from limpet.server import playground
 
@@ -247,6 +249,37 @@ def test_clashes_are_equal_digits_and_digits_that_are_not_the_clue(puzzle):
     ]  # fmt: skip
     assert clashes(puzzle, board) == expected
     assert sum(expected) >= 2
+
+
+# A molecule
+
+
+def test_a_molecule_has_its_drawing_in_the_file():
+    pytest.importorskip("rdkit")
+    model = limpet.load("molecules")
+    path = next(path for seed in range(9) if (path := record(model, Native(nfe=32), seed=seed)).drawing)
+    svg = base64.b64decode(path.drawing.removeprefix("data:image/svg+xml;base64,")).decode()
+    assert "<svg" in svg
+    assert "<script" not in svg
+    assert Trajectory.from_bytes(path.to_bytes()).drawing == path.drawing
+    assert drawings.draw("molecules", "CCO   ").startswith(drawings.PREFIX)
+    assert drawings.draw("molecules", "C1(") is drawings.draw(None, "CCO") is None
+
+
+def test_without_rdkit_there_is_no_drawing(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rdkit"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    read_molecule.cache_clear()
+    assert drawings.draw("molecules", "CCO") is None
+
+
+@pytest.mark.parametrize("drawing", ["data:text/html;base64,AA==", "https://example.org/a.svg", 3, {}])
+def test_a_file_whose_drawing_is_no_embedded_svg_is_refused(recorded, drawing):
+    line, _, frames = gzip.decompress(recorded[0].to_bytes()).partition(b"\n")
+    data = json.dumps({**json.loads(line), "drawing": drawing}).encode() + b"\n" + frames
+    with pytest.raises(LimpetError, match="damaged"):
+        Trajectory.from_bytes(gzip.compress(data))
 
 
 # The page

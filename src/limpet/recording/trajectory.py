@@ -28,6 +28,7 @@ from limpet.errors import LimpetError
 from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
+from limpet.recording import drawings
 from limpet.samplers import CRS, Sampler, as_sampler
 
 FORMAT, VERSION = "limpet trajectory", 3
@@ -118,6 +119,7 @@ class Trajectory:
     token_texts: dict[int, str] = field(default_factory=dict)
     text: str | None = None  # of the output
     scores: dict[str, Any] = field(default_factory=dict)
+    drawing: str | None = None  # of the output, as an image in a data URI, where the model's checker has one
 
     def __repr__(self) -> str:
         header = self.header
@@ -145,6 +147,7 @@ class Trajectory:
         """The content of a file."""
         texts = {str(token): self.token_texts[token] for token in sorted(self.token_texts)}
         values = {**self.header.to_dict(), "text": self.text, "scores": self.scores, "token_texts": texts}
+        values |= {} if self.drawing is None else {"drawing": self.drawing}
         line = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         return gzip.compress(line + b"\n" + b"".join(map(self.header.pack, self.frames)), mtime=0)
 
@@ -208,11 +211,16 @@ def _without_frames(values: dict[str, Any]) -> Trajectory:
         and all(map(_is_flat, (header.sampler, values["scores"])))
         and isinstance(values["text"], str | None)
         and isinstance(header.layout, str | None)
+        and _is_drawing(values.get("drawing"))
         and _are_masks(header.masks)
     )
     if not good:
         raise ValueError(header)
-    return Trajectory(header, [], texts, values["text"], values["scores"])
+    return Trajectory(header, [], texts, values["text"], values["scores"], values.get("drawing"))
+
+
+def _is_drawing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.startswith(drawings.PREFIX))
 
 
 def _is_flat(values: object) -> bool:
@@ -319,10 +327,14 @@ def follow(
 
     def add_frames() -> Iterator[list[dict[int, str] | None]]:
         for frames in zip_longest(*recordings):
-            yield [
+            texts = [
                 None if frame is None else trajectory.add(frame, model.tokenizer)
                 for trajectory, frame in zip(trajectories, frames, strict=True)
             ]
+            for trajectory in trajectories:
+                if trajectory.text is not None and trajectory.drawing is None:
+                    trajectory.drawing = drawings.draw(model.checker, trajectory.text)
+            yield texts
 
     return trajectories, add_frames()
 

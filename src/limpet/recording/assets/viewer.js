@@ -66,7 +66,7 @@ const limpet = (() => {
   // Trajectories: what the file holds, and what follows from it
 
   function newTrajectory(header) {
-    return { header, tokenTexts: new Map(), frames: [], raw: [], text: null, scores: {}, classes: [] };
+    return { header, tokenTexts: new Map(), frames: [], raw: [], text: null, scores: {}, drawing: null, classes: [] };
   }
 
   const total = (trajectory) => trajectory.header.calls + 1;
@@ -165,12 +165,12 @@ const limpet = (() => {
   async function readFile(base64) {
     const bytes = await through(fromBase64(base64), new DecompressionStream("gzip"));
     const end = bytes.indexOf(10);
-    const { token_texts: tokenTexts, text, scores, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+    const { token_texts: tokenTexts, text, scores, drawing = null, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
     const trajectory = newTrajectory(header), size = frameBytes(header);
     for (let start = end + 1; start < bytes.length; start += size) {
       addFrame(trajectory, bytes.subarray(start, start + size), start === end + 1 ? tokenTexts : {});
     }
-    return Object.assign(trajectory, { text, scores });
+    return Object.assign(trajectory, { text, scores, drawing });
   }
 
   async function fileOf(trajectory) {
@@ -178,6 +178,7 @@ const limpet = (() => {
     const { format, version, ...rest } = trajectory.header;
     const calls = Math.min(trajectory.header.calls, trajectory.frames.length - 1); // fewer in a run that was stopped
     const values = { format, version, ...rest, calls, text: trajectory.text, scores: trajectory.scores, token_texts: texts };
+    if (trajectory.drawing) values.drawing = trajectory.drawing;
     const line = new TextEncoder().encode(JSON.stringify(values) + "\n");
     return through(new Blob([line, ...trajectory.raw]), new CompressionStream("gzip"));
   }
@@ -346,6 +347,7 @@ const limpet = (() => {
     const deficit = frame.meanDeficit === null ? [] : [`deficit ${frame.meanDeficit.toFixed(3)}`];
     view.facts.textContent = [...view.counted, ...deficit].join(" · ");
     view.text.classList.toggle("output", last);
+    view.drawing?.classList.toggle("pending", !last);
     if (state.pinned !== null || state.hovered !== null) markHere();
   }
 
@@ -587,8 +589,17 @@ const limpet = (() => {
       view.asText.disabled = !trajectory.frames.length || (trajectory.text === null && !stopped(trajectory));
       view.asFile.disabled = trajectory.frames.length < 2;
       view.scores.replaceChildren(...scoreLine(trajectory.scores));
+      if (trajectory.drawing && !view.drawing) addDrawing(trajectory, view);
     });
     announce();
+  }
+
+  // The drawing of an output stands below its text, and is visible with the output alone.
+  function addDrawing(trajectory, view) {
+    if (!trajectory.drawing.startsWith("data:image/svg+xml;base64,")) return;
+    view.drawing = Object.assign(make("img", "drawing"), { src: trajectory.drawing, alt: `Drawing of ${trajectory.text.trim()}` });
+    view.drawing.classList.toggle("pending", state.at < total(trajectory) - 1);
+    view.text.after(view.drawing);
   }
 
   function scoreLine(scores) {
