@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LimpetError, import_extra
+from limpet.evaluation.checkers.sudoku import puzzles
+from limpet.generation import SEED as DEFAULT_SEED
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.recording import page
@@ -39,6 +41,8 @@ SEED, CALLS, LENGTH = 8202, 24, 96  # of the recorded run
 CAPTIONS = {  # of the two samplers in the animation
     "native": "every token may change until the end", "Mend": "confident tokens are kept, and may be revised",
 }  # fmt: skip
+SUDOKU_CALLS, CLUES = 16, 32  # of the animation of a sudoku: the first puzzle of seed 0, sampled with the default seed
+MOST_SUDOKU = 600_000  # bytes
 SHOWN = 16  # the call that the screenshots show: some tokens are committed, and the rest still change
 COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
@@ -88,6 +92,13 @@ def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
     return {name.lower(): record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()}
 
 
+def recorded_sudoku(model: Denoiser, calls: int = SUDOKU_CALLS) -> list[Trajectory]:
+    """One puzzle under native sampling and under Mend, on the same randomness. The seeds were not chosen by results."""
+    puzzle = puzzles(1, CLUES, seed=0)[0]
+    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "Mend": Mend(nfe=calls)}
+    return [record(model, one, DEFAULT_SEED, prompt=puzzle, name=name) for name, one in samplers.items()]
+
+
 def playground(opened: Any, address: str, file: Path, viewport: dict[str, int], scheme: str) -> None:
     """The playground as it opens, at a call in the middle, on a desk with the history of a committed token."""
     with tab(opened, viewport, scheme) as shown:
@@ -119,8 +130,8 @@ def still(shot: bytes, file: Path) -> None:
     image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE).save(file, optimize=True)
 
 
-def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
-    """Two trajectories of the recorded run as a GIF of texts, each with a caption."""
+def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: int = FEW) -> None:
+    """Two trajectories as a GIF of texts or boards, each with a caption."""
     image: Any = import_extra("PIL.Image", "figures")
     trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
     calls, shots = trajectories[0].header.calls, []
@@ -134,17 +145,24 @@ def animation(opened: Any, trajectories: list[Trajectory], file: Path) -> None:
             shown.evaluate(f"limpet.go({r})")
             when = f"after {calls} calls" if r == calls else f"call {r + 1} of {calls}"
             captions = [f"{when}: {CAPTIONS[one.header.name]}" for one in trajectories]
+            if trajectories[0].header.layout == "sudoku":
+                clashing = shown.locator(".text").evaluate_all(
+                    "(all) => all.map((text) => text.querySelectorAll('.clash').length)"
+                )
+                captions = [
+                    f"{when}: {'no clash' if count == 0 else f'{count} of 81 cells clash'}" for count in clashing
+                ]
             shown.locator(".facts").evaluate_all(
                 "(all, captions) => all.forEach((p, i) => { p.textContent = captions[i]; })", captions
             )
             shots.append(image.open(io.BytesIO(shown.locator("#trajectories").screenshot())).convert("RGB"))
-    palette = shots[SHOWN * calls // CALLS].quantize(FEW)  # one for all frames: what does not change costs nothing
+    palette = shots[SHOWN * calls // CALLS].quantize(colours)  # one for all frames: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
     times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
 
 
-def take(folder: Path, opened: Any, trajectories: list[Trajectory]) -> list[Path]:
+def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list[Trajectory]) -> list[Path]:
     """Every picture, each below its limit."""
     if not folder.is_dir():
         raise LimpetError(f"{folder} is no folder: make it, or name another")
@@ -159,17 +177,21 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory]) -> list[Path
             playground(opened, address, folder / f"{name}.png", viewport, scheme)
     report(opened, folder / "report.png", DESK, "light")
     report(opened, folder / "report-phone-dark.png", PHONE, "dark")
-    animation(opened, trajectories, folder / "samplers.gif")
-    files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), folder / "samplers.gif"])
+    animations = [folder / "samplers.gif", folder / "sudoku.gif"]
+    animation(opened, trajectories, animations[0])
+    animation(opened, sudoku, animations[1], COLOURS)
+    files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), *animations])
     for file in files:
-        if file.stat().st_size > MOST:
-            raise LimpetError(f"{file} has {file.stat().st_size} bytes; a README's picture should stay below {MOST}")
+        most = MOST_SUDOKU if file.stem == "sudoku" else MOST
+        if file.stat().st_size > most:
+            raise LimpetError(f"{file} has {file.stat().st_size} bytes; a README's picture should stay below {most}")
     return files
 
 
 if __name__ == "__main__":
     recorded_run = recorded(load("mini", device="cpu"))
+    sudoku_run = recorded_sudoku(load("sudoku", device="cpu"))
     for name, trajectory in recorded_run.items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()))
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()), sudoku_run)

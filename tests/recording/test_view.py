@@ -1,11 +1,13 @@
 """The terminal and the page: what is drawn, what is escaped, and that a page needs no other file."""
 
 import base64
+import gzip
 import hashlib
 import html.parser
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,10 @@ import limpet
 from limpet import CRS, Mend, Native
 from limpet.cli import view, watch
 from limpet.errors import LimpetError
-from limpet.recording import page, terminal
+from limpet.evaluation.checkers.molecules import read_molecule
+from limpet.evaluation.checkers.sudoku import SudokuChecker, puzzles, solutions
+from limpet.models.prompt_layouts import clashes
+from limpet.recording import drawings, page, terminal
 from limpet.recording.trajectory import Trajectory, record
 from limpet.server import playground
 
@@ -170,6 +175,111 @@ def test_watch_says_what_is_wrong():
         watch.run(model="exact:words", sampler=("crs", "crs"), nfe=4)
     with pytest.raises(LimpetError, match="delay"):
         watch.run(model="exact:words", delay=-1)
+
+
+# A sudoku
+
+
+@pytest.fixture(scope="module")
+def puzzle():
+    (line,) = puzzles(1, clues=32, seed=0)
+    return line
+
+
+@pytest.fixture(scope="module")
+def solved(puzzle):
+    """The trajectories of the README's animation."""
+    model = limpet.load("sudoku")
+    return [record(model, sampler, prompt=puzzle) for sampler in (Native(nfe=16), Mend(nfe=16))]
+
+
+def test_a_trajectory_names_its_layout_and_keeps_it_in_its_file(solved, recorded):
+    assert [Trajectory.from_bytes(path.to_bytes()).header.layout for path in solved] == ["sudoku", "sudoku"]
+    assert Trajectory.from_bytes(recorded[0].to_bytes()).header.layout is None
+
+
+def test_a_file_without_a_layout_is_plain_text_and_another_kind_of_layout_is_refused(recorded):
+    line, _, frames = gzip.decompress(recorded[0].to_bytes()).partition(b"\n")
+    values = json.loads(line)
+    del values["layout"]
+    assert Trajectory.from_bytes(gzip.compress(json.dumps(values).encode() + b"\n" + frames)).header.layout is None
+    values["layout"] = ["sudoku"]
+    with pytest.raises(LimpetError, match="damaged"):
+        Trajectory.from_bytes(gzip.compress(json.dumps(values).encode() + b"\n" + frames))
+
+
+def test_both_samplers_solve_the_readmes_sudoku(solved):
+    assert [SudokuChecker().check(path.text)["solved"] for path in solved] == [True, True]
+
+
+def test_a_sudoku_is_a_grid_in_the_terminal(solved, puzzle):
+    lines = printed(terminal.render(solved[:1], 16)).splitlines()
+    rows = ["".join(re.findall(r"\d", line)) for line in lines if re.search(r"(\d ){3}\|", line)]
+    assert "".join(rows) == solved[0].text[83:]
+    assert "clue   clash" in lines[-1]
+    early = terminal.render(solved[:1], 4)
+    frame = solved[0].frames[4]
+    texts = [solved[0].token_texts[int(token)] for token in frame.model_input]
+    console = Console(width=100, force_terminal=True, color_system="standard", file=io.StringIO())
+    console.print(early)
+    red = re.findall(r"\x1b\[(?:\d+;)*31m(.)\x1b", console.file.getvalue())
+    assert len(red) == sum(clashes(texts[1:82], texts[83:])) > 20
+
+
+def test_another_length_or_an_unknown_layout_is_drawn_as_text(solved, recorded):
+    for path, layout in ((recorded[0], "sudoku"), (solved[0], "unknown")):
+        strange = Trajectory(replace(path.header, layout=layout), path.frames, path.token_texts)
+        assert "clash" not in printed(terminal.render([strange], 3))
+
+
+def test_clashes_are_equal_digits_and_digits_that_are_not_the_clue(puzzle):
+    """Against the rules, pair by pair."""
+    solution = "".join(map(str, solutions([int(clue) for clue in puzzle.replace(".", "0")])[0]))
+    assert not any(clashes(puzzle, solution))
+    board = list(solution)
+    board[0], board[40], board[80] = board[1], "0", "="
+    expected = [
+        (puzzle[i] != "." and board[i] != puzzle[i])
+        or any(
+            i != j and board[i] == board[j] and board[i] in "123456789"
+            and (i // 9 == j // 9 or i % 9 == j % 9 or (i // 27 == j // 27 and i % 9 // 3 == j % 9 // 3))
+            for j in range(81)
+        )
+        for i in range(81)
+    ]  # fmt: skip
+    assert clashes(puzzle, board) == expected
+    assert sum(expected) >= 2
+
+
+# A molecule
+
+
+def test_a_molecule_has_its_drawing_in_the_file():
+    pytest.importorskip("rdkit")
+    model = limpet.load("molecules")
+    path = next(path for seed in range(9) if (path := record(model, Native(nfe=32), seed=seed)).drawing)
+    svg = base64.b64decode(path.drawing.removeprefix("data:image/svg+xml;base64,")).decode()
+    assert "<svg" in svg
+    assert "<script" not in svg
+    assert Trajectory.from_bytes(path.to_bytes()).drawing == path.drawing
+    assert drawings.draw("molecules", "CCO   ").startswith(drawings.PREFIX)
+    assert drawings.draw("molecules", "C1(") is drawings.draw(None, "CCO") is None
+
+
+def test_without_rdkit_there_is_no_drawing(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rdkit"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    read_molecule.cache_clear()
+    assert drawings.draw("molecules", "CCO") is None
+
+
+@pytest.mark.parametrize("drawing", ["data:text/html;base64,AA==", "https://example.org/a.svg", 3, {}])
+def test_a_file_whose_drawing_is_no_embedded_svg_is_refused(recorded, drawing):
+    line, _, frames = gzip.decompress(recorded[0].to_bytes()).partition(b"\n")
+    data = json.dumps({**json.loads(line), "drawing": drawing}).encode() + b"\n" + frames
+    with pytest.raises(LimpetError, match="damaged"):
+        Trajectory.from_bytes(gzip.compress(data))
 
 
 # The page

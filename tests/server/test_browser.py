@@ -13,8 +13,10 @@ import pytest
 
 import limpet
 from limpet import CRS, Mend, Native, samplers
+from limpet.evaluation.checkers.sudoku import puzzles
 from limpet.evaluation.judges import has_builtin
 from limpet.models import model_files
+from limpet.models.prompt_layouts import clashes
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, record
 from limpet.samplers import named_samplers
@@ -492,15 +494,46 @@ def test_hostile_texts_stay_texts(tab, recorded, tmp_path):
 def test_the_readmes_pictures(opened, models, tmp_path):
     """The command that makes them, with fewer calls in the animation."""
     trajectories = list(pictures.recorded(models["mini"], calls=6).values())
-    files = {file.stem: file for file in pictures.take(tmp_path, opened, trajectories)}
+    sudoku = pictures.recorded_sudoku(limpet.load("sudoku"), calls=6)
+    files = {file.stem: file for file in pictures.take(tmp_path, opened, trajectories, sudoku)}
     assert set(files) == {"playground", "playground-dark", "playground-phone", "playground-phone-light", "report",
-                         "report-phone-dark", "samplers"}  # fmt: skip
+                         "report-phone-dark", "samplers", "sudoku"}  # fmt: skip
     assert files["playground"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert {file.name for file in files.values()} <= {file.name for file in IMAGES.iterdir()}
     from PIL import Image
 
-    with Image.open(files["samplers"]) as animation:
-        assert animation.n_frames == 7  # six calls, and the output
+    for name in ("samplers", "sudoku"):
+        with Image.open(files[name]) as animation:
+            assert animation.n_frames == 7  # six calls, and the output
+
+
+def test_a_sudoku_is_a_grid_of_its_solution(tab, tmp_path):
+    """Clues, clashes and masks of every cell, against the trajectories; the marks and the puzzle are not drawn."""
+    model = limpet.load("sudoku")
+    (puzzle,) = puzzles(1, 32, seed=0)
+    trajectories = [record(model, sampler, seed=8200, prompt=puzzle) for sampler in (Native(nfe=8), Mend(nfe=8))]
+    tab.goto(write_page(tmp_path, trajectories))
+    from_the_start(tab)
+    for r in (0, 5, 8):
+        tab.evaluate(f"limpet.go({r})")
+        for index, path in enumerate(trajectories):
+            cells = tab.locator(f".trajectory{index} .text span").evaluate_all(
+                "(all) => all.map((cell) => [cell.textContent, cell.offsetLeft, cell.offsetTop, [...cell.classList]])"
+            )
+            board, frame = cells[83:], path.frames[r]
+            texts = [path.token_texts[int(token)] for token in frame.model_input]
+            assert all(left == top == 0 for _, left, top, _ in cells[:83])
+            assert [text for text, *_ in board] == texts[83:]
+            assert len({left for _, left, _, _ in board}) == len({top for _, _, top, _ in board}) == 9
+            assert ["clue" in classes for *_, classes in board] == [clue != "." for clue in puzzle]
+            assert ["clash" in classes for *_, classes in board] == clashes(texts[1:82], texts[83:])
+            committed = path.header.mask(frame, "committed")[83:]
+            assert ["committed" in classes for *_, classes in board] == committed.tolist()
+    place = 83 + puzzle.index(".")
+    tab.locator(".trajectory1 .text span").nth(place).click()
+    row, column = divmod(place - 83, 9)
+    assert tab.locator("#position h2").text_content().startswith(f"Row {row + 1}, column {column + 1}, pinned")
+    assert tab.locator(".legend").text_content().count("clash") == 1
 
 
 # For people

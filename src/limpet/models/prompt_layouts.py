@@ -6,10 +6,12 @@ the tokenizer reads, says what stands there without a prompt, and prints a sampl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from limpet.errors import LimpetError, one_line
 
 CELLS = 81
+DIGITS = tuple("123456789")
 ROWS = [[9 * row + column for column in range(9)] for row in range(9)]
 COLUMNS = [[9 * row + column for row in range(9)] for column in range(9)]
 BOXES = [
@@ -79,6 +81,16 @@ def grid(cells: str) -> str:
         shown = cells[9 * row : 9 * row + 9].replace("0", ".")
         lines.append(" | ".join(" ".join(shown[start : start + 3]) for start in (0, 3, 6)))
     return "\n".join(lines)
+
+
+def clashes(puzzle: Sequence[str], board: Sequence[str]) -> list[bool]:
+    """Which of the 81 cells of a board are wrong: an equal digit in a row, column or box, or another than the clue."""
+    wrong = [clue in DIGITS and clue != cell for clue, cell in zip(puzzle, board, strict=True)]
+    for unit in UNITS.values():
+        digits = [board[cell] for cell in unit]
+        for cell in unit:
+            wrong[cell] |= board[cell] in DIGITS and digits.count(board[cell]) > 1
+    return wrong
 
 
 LAYOUTS: dict[str, PromptLayout] = {"sudoku": SudokuLayout()}

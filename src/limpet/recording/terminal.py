@@ -10,8 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from limpet.models.prompt_layouts import CELLS, DIGITS, LAYOUTS, clashes
 from limpet.recording.trajectory import FIXED, Trajectory
 
+SUDOKU = LAYOUTS["sudoku"]
+CLUE, CLASH = "bold", "red"  # added to the styles of the cells of a sudoku
 BARS = "▁▂▃▄▅▆▇█"
 CHANGED = "changed"  # no mask: a token other than in the frame before
 STYLES = {  # a later mask is drawn over an earlier one; any other mask is underlined, below these but over "changed"
@@ -60,13 +63,19 @@ def render(trajectories: list[Trajectory], r: int, width: int = 100) -> Group:
     grid.add_row(*panels)
     for name in dict.fromkeys([CHANGED, *(name for one in trajectories for name in one.header.masks)]):
         legend.append(printable(name), style(name)).append("   ")
+    if any(map(_is_board, trajectories)):
+        legend.append("clue", CLUE).append("   ").append("clash", CLASH)
     return Group(grid, legend)
 
 
 def _panel(trajectory: Trajectory, r: int, width: int) -> Panel:
-    header, frame, text = trajectory.header, trajectory.frames[r], Text(overflow="fold")
-    for token, name in zip(frame.model_input, mask_names(trajectory, r), strict=True):
-        text.append(printable(trajectory.token_texts.get(int(token), "\ufffd")), style(name))
+    header, frame = trajectory.header, trajectory.frames[r]
+    tokens = [printable(trajectory.token_texts.get(int(token), "\ufffd")) for token in frame.model_input]
+    styles = [style(name) for name in mask_names(trajectory, r)]
+    if _is_board(trajectory):
+        text = _board(tokens, styles)
+    else:
+        text = Text.assemble(*zip(tokens, styles, strict=True), overflow="fold")
     calls = header.calls
     counts = [f" · {int(header.mask(frame, name).sum())} {printable(name)}" for name in header.masks if name != FIXED]
     deficits = [one.mean_deficit for one in trajectory.frames[: min(r + 1, calls)]]
@@ -74,3 +83,21 @@ def _panel(trajectory: Trajectory, r: int, width: int) -> Panel:
     facts = Text(f"{when}{''.join(counts)}\ndeficit ", style="dim")
     facts.append(sparkline(deficits, max(8, width - 22)), "cyan").append(f" {deficits[-1]:.3f}")
     return Panel(Group(facts, Text(), text), title=Text(printable(header.name), style="bold"), title_align="left")
+
+
+def _is_board(trajectory: Trajectory) -> bool:
+    return trajectory.header.layout == SUDOKU.name and trajectory.header.length == SUDOKU.length
+
+
+def _board(tokens: list[str], styles: list[str]) -> Text:
+    """The solution half of a sudoku row as a grid: clues bold, clashes red."""
+    puzzle, board = tokens[1 : 1 + CELLS], tokens[-CELLS:]
+    text, wrong = Text(), clashes(puzzle, board)
+    for cell in range(CELLS):
+        if cell in (27, 54):
+            text.append("------+-------+------\n")
+        added = [CLUE] * (puzzle[cell] in DIGITS) + [CLASH] * wrong[cell]
+        text.append(board[cell], " ".join([styles[cell - CELLS], *added]))
+        text.append("\n" if cell % 9 == 8 else " | " if cell % 9 in (2, 5) else " ")
+    text.rstrip()
+    return text

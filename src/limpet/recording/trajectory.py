@@ -28,6 +28,7 @@ from limpet.errors import LimpetError
 from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
+from limpet.recording import drawings
 from limpet.samplers import CRS, Sampler, as_sampler
 
 FORMAT, VERSION = "limpet trajectory", 3
@@ -78,6 +79,7 @@ class Header:
     vocab_size: int
     calls: int
     candidates: int
+    layout: str | None = None  # of the model's rows, by which viewers draw them; None for plain text
 
     @property
     def frames(self) -> int:
@@ -92,7 +94,7 @@ class Header:
         return (frame.masks & bit) > 0
 
     @property
-    def layout(self) -> np.dtype[np.void]:
+    def frame_dtype(self) -> np.dtype[np.void]:
         """A frame's arrays in the order of their bytes, without padding."""
         token = "<u2" if self.vocab_size <= 2**16 else "<u4"
         one, several = (self.length,), (self.length, self.candidates)
@@ -102,10 +104,10 @@ class Header:
         ])  # fmt: skip
 
     def pack(self, frame: Frame) -> bytes:
-        return np.array(tuple(frame), self.layout).tobytes()
+        return np.array(tuple(frame), self.frame_dtype).tobytes()
 
     def unpack(self, data: bytes) -> list[Frame]:
-        return [Frame(*row) for row in np.frombuffer(data, self.layout)]
+        return [Frame(*row) for row in np.frombuffer(data, self.frame_dtype)]
 
 
 @dataclass(eq=False, repr=False)
@@ -117,6 +119,7 @@ class Trajectory:
     token_texts: dict[int, str] = field(default_factory=dict)
     text: str | None = None  # of the output
     scores: dict[str, Any] = field(default_factory=dict)
+    drawing: str | None = None  # of the output, as an image in a data URI, where the model's checker has one
 
     def __repr__(self) -> str:
         header = self.header
@@ -144,6 +147,7 @@ class Trajectory:
         """The content of a file."""
         texts = {str(token): self.token_texts[token] for token in sorted(self.token_texts)}
         values = {**self.header.to_dict(), "text": self.text, "scores": self.scores, "token_texts": texts}
+        values |= {} if self.drawing is None else {"drawing": self.drawing}
         line = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         return gzip.compress(line + b"\n" + b"".join(map(self.header.pack, self.frames)), mtime=0)
 
@@ -179,7 +183,7 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
                     "record it again, or view it with the limpet that wrote it"
                 )
             trajectory = _without_frames(values)
-            size = trajectory.header.frames * trajectory.header.layout.itemsize
+            size = trajectory.header.frames * trajectory.header.frame_dtype.itemsize
             data = unpacked.read(size + 1)  # one byte more, to notice a file that is too long
     except LimpetError:  # which is a ValueError
         raise
@@ -198,19 +202,25 @@ def _read(file: IO[bytes], name: str) -> Trajectory:
 
 def _without_frames(values: dict[str, Any]) -> Trajectory:
     """The trajectory of a header line; ValueError unless every value is of the right kind and in its range."""
-    header = Header(**{one.name: values[one.name] for one in fields(Header)})
+    header = Header(**{one.name: values[one.name] for one in fields(Header) if one.name in values})
     texts = {int(token): text for token, text in values["token_texts"].items()}
     good = (
         all(isinstance(value, str) for value in (header.name, header.model, header.digest, *texts.values()))
         and all(type(values[name]) is int and low <= values[name] <= high for name, (low, high) in RANGES.items())
-        and header.frames * header.layout.itemsize <= MAX_BYTES
+        and header.frames * header.frame_dtype.itemsize <= MAX_BYTES
         and all(map(_is_flat, (header.sampler, values["scores"])))
         and isinstance(values["text"], str | None)
+        and isinstance(header.layout, str | None)
+        and _is_drawing(values.get("drawing"))
         and _are_masks(header.masks)
     )
     if not good:
         raise ValueError(header)
-    return Trajectory(header, [], texts, values["text"], values["scores"])
+    return Trajectory(header, [], texts, values["text"], values["scores"], values.get("drawing"))
+
+
+def _is_drawing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.startswith(drawings.PREFIX))
 
 
 def _is_flat(values: object) -> bool:
@@ -303,6 +313,7 @@ def follow(
         raise LimpetError(f"seed is {seed} and sample {sample}; they are whole numbers from 0")
     rng = CounterRNG(seed, torch.tensor([sample], device=model.device))
     cache, candidates = CallCache(model), min(CANDIDATES, model.vocab_size)
+    layout = None if model.prompt_layout is None else model.prompt_layout.name
     trajectories, recordings = [], []
     for name, sampler in samplers.items():
         found: list[tuple[Tensor, Tensor]] = []
@@ -310,16 +321,20 @@ def follow(
         recording = _frames(cache, sampler, inputs, found)
         masks, first = next(recording)  # the first call says which masks the sampler has
         sizes = tokens.shape[1], model.vocab_size, sampler.nfe, candidates
-        header = Header(name, model.name, model.digest, sampler.to_dict(), masks, seed, sample, *sizes)
+        header = Header(name, model.name, model.digest, sampler.to_dict(), masks, seed, sample, *sizes, layout)
         trajectories.append(Trajectory(header))
         recordings.append(chain([first], (frame for _, frame in recording)))
 
     def add_frames() -> Iterator[list[dict[int, str] | None]]:
         for frames in zip_longest(*recordings):
-            yield [
+            texts = [
                 None if frame is None else trajectory.add(frame, model.tokenizer)
                 for trajectory, frame in zip(trajectories, frames, strict=True)
             ]
+            for trajectory in trajectories:
+                if trajectory.text is not None and trajectory.drawing is None:
+                    trajectory.drawing = drawings.draw(model.checker, trajectory.text)
+            yield texts
 
     return trajectories, add_frames()
 

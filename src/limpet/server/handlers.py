@@ -103,7 +103,8 @@ def trajectories(resources: Resources, request: Request, report: Report) -> list
     scores = _scores(resources, request, tokens, int(is_fixed.cumprod().sum()))
     for trajectory, found in zip(recorded, scores, strict=True):
         trajectory.scores = found
-    report("end", {"trajectories": [{"text": one.text, "scores": one.scores} for one in recorded]})
+    ends = [{"text": one.text, "scores": one.scores, "drawing": one.drawing} for one in recorded]
+    report("end", {"trajectories": ends})
     return recorded
 
 

@@ -11,6 +11,8 @@ const limpet = (() => {
     chosen: "committed by this call",
     revised: "a committed token that this call changed",
     changed: "another token than one call before",
+    clue: "a cell that the puzzle gives",
+    clash: "an equal digit in the row, column or box, or another digit than the clue",
   };
   const LEVELS = 8; // of shading
   const $ = (id) => document.getElementById(id);
@@ -64,7 +66,7 @@ const limpet = (() => {
   // Trajectories: what the file holds, and what follows from it
 
   function newTrajectory(header) {
-    return { header, tokenTexts: new Map(), frames: [], raw: [], text: null, scores: {}, classes: [] };
+    return { header, tokenTexts: new Map(), frames: [], raw: [], text: null, scores: {}, drawing: null, classes: [] };
   }
 
   const total = (trajectory) => trajectory.header.calls + 1;
@@ -99,6 +101,42 @@ const limpet = (() => {
     return trajectory.classes[byte] ??= masksIn(trajectory, byte).map((name) => ` ${classOf(trajectory, name)}`).join("");
   }
 
+  // Boards: a trajectory whose rows are a sudoku is drawn as the grid of its solution. A row is a mark, the 81 cells of the
+  // puzzle, a mark, and the 81 cells of the solution.
+
+  const CELLS = 81, BOARD = CELLS + 2; // BOARD: the position of the first cell of the solution
+  const UNITS = Array.from({ length: 9 }, (_, u) => [
+    Array.from({ length: 9 }, (_, k) => 9 * u + k),
+    Array.from({ length: 9 }, (_, k) => 9 * k + u),
+    Array.from({ length: 9 }, (_, k) => 27 * Math.floor(u / 3) + 3 * (u % 3) + 9 * Math.floor(k / 3) + k % 3),
+  ]).flat();
+
+  const isBoard = ({ header }) => header.layout === "sudoku" && header.length === BOARD + CELLS;
+  const firstPosition = (trajectory) => (isBoard(trajectory) ? BOARD : 0); // the positions before it are not drawn
+  const isDigit = (text) => /^[1-9]$/.test(text);
+
+  // The clue of a position of a frame, or "".
+  function clueAt(trajectory, frame, i) {
+    const text = isBoard(trajectory) && i >= BOARD ? trajectory.tokenTexts.get(frame.tokens[i - CELLS - 1]) ?? "" : "";
+    return isDigit(text) ? text : "";
+  }
+
+  // The additional classes of every position: " clue", " clash".
+  function boardClasses(trajectory, frame, tokens) {
+    const cells = Array.from({ length: CELLS }, (_, cell) => trajectory.tokenTexts.get(tokens[BOARD + cell]) ?? "");
+    const clues = cells.map((_, cell) => clueAt(trajectory, frame, BOARD + cell));
+    const wrong = cells.map((text, cell) => clues[cell] !== "" && text !== clues[cell]);
+    for (const unit of UNITS) {
+      for (const cell of unit) wrong[cell] ||= isDigit(cells[cell]) && unit.filter((other) => cells[other] === cells[cell]).length > 1;
+    }
+    return { wrong, classes: cells.map((_, cell) => `${clues[cell] && " clue"}${wrong[cell] ? " clash" : ""}`) };
+  }
+
+  function positionName(i) {
+    if (!state.trajectories.every(isBoard)) return `Position ${i + 1}`;
+    return `Row ${Math.floor((i - BOARD) / 9) + 1}, column ${(i - BOARD) % 9 + 1}`;
+  }
+
   function addFrame(trajectory, bytes, tokenTexts) {
     for (const [token, text] of Object.entries(tokenTexts)) trajectory.tokenTexts.set(Number(token), text);
     const frame = unpack(trajectory.header, bytes), length = trajectory.header.length, r = trajectory.frames.length;
@@ -127,12 +165,12 @@ const limpet = (() => {
   async function readFile(base64) {
     const bytes = await through(fromBase64(base64), new DecompressionStream("gzip"));
     const end = bytes.indexOf(10);
-    const { token_texts: tokenTexts, text, scores, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+    const { token_texts: tokenTexts, text, scores, drawing = null, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
     const trajectory = newTrajectory(header), size = frameBytes(header);
     for (let start = end + 1; start < bytes.length; start += size) {
       addFrame(trajectory, bytes.subarray(start, start + size), start === end + 1 ? tokenTexts : {});
     }
-    return Object.assign(trajectory, { text, scores });
+    return Object.assign(trajectory, { text, scores, drawing });
   }
 
   async function fileOf(trajectory) {
@@ -140,6 +178,7 @@ const limpet = (() => {
     const { format, version, ...rest } = trajectory.header;
     const calls = Math.min(trajectory.header.calls, trajectory.frames.length - 1); // fewer in a run that was stopped
     const values = { format, version, ...rest, calls, text: trajectory.text, scores: trajectory.scores, token_texts: texts };
+    if (trajectory.drawing) values.drawing = trajectory.drawing;
     const line = new TextEncoder().encode(JSON.stringify(values) + "\n");
     return through(new Blob([line, ...trajectory.raw]), new CompressionStream("gzip"));
   }
@@ -207,7 +246,8 @@ const limpet = (() => {
 
   function buildLegend() {
     const masks = new Map(state.trajectories.flatMap((trajectory) => trajectory.header.masks.map((name) => [name, classOf(trajectory, name)])));
-    const items = [...masks, ["changed", "changed"]].map(([name, classes]) => {
+    const ofBoards = state.trajectories.some(isBoard) ? [["clue", "clue"], ["clash", "clash"]] : [];
+    const items = [...masks, ["changed", "changed"], ...ofBoards].map(([name, classes]) => {
       const item = make("li");
       item.append(make("i", classes, "word"), make("b", "", name), MEANINGS[name] ? `: ${MEANINGS[name]}` : "");
       return item;
@@ -223,7 +263,8 @@ const limpet = (() => {
   }
 
   function buildTrajectory(trajectory, index, style) {
-    const article = make("article", `trajectory trajectory${index} ${style.classes}`), title = make("h2"), header = make("header"), text = make("div", "text");
+    const article = make("article", `trajectory trajectory${index} ${style.classes}`), title = make("h2"), header = make("header");
+    const text = make("div", isBoard(trajectory) ? "text board" : "text"), first = firstPosition(trajectory);
     const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
     const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
     for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
@@ -249,12 +290,12 @@ const limpet = (() => {
       const i = event.target.position;
       if (i !== undefined) inspect(state.pinned === i ? null : i, true, event.target);
     };
-    text.onfocus = () => { if (text.matches(":focus-visible") && state.pinned === null) inspect(0, true, spans[0]); };
+    text.onfocus = () => { if (text.matches(":focus-visible") && state.pinned === null) inspect(first, true, spans[first]); };
     text.onkeydown = (event) => {
       const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       if (move === undefined) return;
       event.preventDefault();
-      const i = Math.min(trajectory.header.length - 1, Math.max(0, (state.pinned ?? -move) + move));
+      const i = Math.min(trajectory.header.length - 1, Math.max(first, (state.pinned ?? first - move) + move));
       spans[i].scrollIntoView({ block: "nearest" });
       inspect(i, true, spans[i]);
     };
@@ -286,13 +327,14 @@ const limpet = (() => {
     const isTop = state.show === "top", tokens = isTop ? frame.top : frame.modelInput;
     const since = isTop ? frame.topSince : frame.since, byAge = state.colour === "age";
     const predicted = last ? trajectory.frames[r - 1] : frame; // the output has the confidence of the final step
+    const board = isBoard(trajectory) ? boardClasses(trajectory, frame, tokens) : null;
     let changed = 0;
     for (let i = 0; i < tokens.length; i++) {
       const fresh = r > 0 && since[i] === r;
       if (fresh) changed++;
       const level = byAge ? Math.min(7, Math.floor(Math.log2(1 + r - since[i]) * 1.6))
         : Math.min(7, Math.floor(8 * (1 - predicted.deficit[i] / DEFICIT)));
-      const kind = `k${level}${classesOf(trajectory, frame.masks[i])}${fresh ? " changed" : ""}`;
+      const kind = `k${level}${classesOf(trajectory, frame.masks[i])}${fresh ? " changed" : ""}${board?.classes[i - BOARD] ?? ""}`;
       if (view.classes[i] !== kind) { view.spans[i].className = kind; view.classes[i] = kind; }
       if (view.shown[i] !== tokens[i]) {
         view.texts[i].data = visibleText(trajectory.tokenTexts.get(tokens[i]) ?? "\ufffd");
@@ -300,10 +342,12 @@ const limpet = (() => {
       }
     }
     const counts = trajectory.header.masks.map((name, bit) => `${frame.counts[bit]} ${name}`).slice(1);
-    view.counted = [...counts, `${changed} changed`];
+    const clashes = board ? [`${board.wrong.filter(Boolean).length} clashing`] : [];
+    view.counted = [...counts, `${changed} changed`, ...clashes];
     const deficit = frame.meanDeficit === null ? [] : [`deficit ${frame.meanDeficit.toFixed(3)}`];
     view.facts.textContent = [...view.counted, ...deficit].join(" · ");
     view.text.classList.toggle("output", last);
+    view.drawing?.classList.toggle("pending", !last);
     if (state.pinned !== null || state.hovered !== null) markHere();
   }
 
@@ -385,7 +429,7 @@ const limpet = (() => {
       button.onclick = act;
       head.append(button);
     };
-    head.append(make("h2", "", `Position ${i + 1}${state.pinned === i ? ", pinned" : ""}: its tokens, call by call`));
+    head.append(make("h2", "", `${positionName(i)}${state.pinned === i ? ", pinned" : ""}: its tokens, call by call`));
     if (state.pinned === i) {
       const { trajectory } = state.views.find((view) => view.spans[i] === state.anchor) ?? state.views[0];
       const word = trajectory.tokenTexts.get(frameAt(trajectory, state.at)?.modelInput[i]) ?? "";
@@ -417,7 +461,8 @@ const limpet = (() => {
       if (ACTIONS.includes(name)) return `${name} in call ${Math.min(now + 1, trajectory.header.calls)}`; // the output has the masks of the final step
       return name === "fixed" ? name : `${name} since call ${first + 1}`;
     };
-    return names.length ? names.map(since).join(", ") : "free";
+    const clue = clueAt(trajectory, trajectory.frames[now], i);
+    return (names.length ? names.map(since).join(", ") : "free") + (clue && `; the clue is ${clue}`);
   }
 
   // Timeline
@@ -544,8 +589,17 @@ const limpet = (() => {
       view.asText.disabled = !trajectory.frames.length || (trajectory.text === null && !stopped(trajectory));
       view.asFile.disabled = trajectory.frames.length < 2;
       view.scores.replaceChildren(...scoreLine(trajectory.scores));
+      if (trajectory.drawing && !view.drawing) addDrawing(trajectory, view);
     });
     announce();
+  }
+
+  // The drawing of an output stands below its text, and is visible with the output alone.
+  function addDrawing(trajectory, view) {
+    if (!trajectory.drawing.startsWith("data:image/svg+xml;base64,")) return;
+    view.drawing = Object.assign(make("img", "drawing"), { src: trajectory.drawing, alt: `Drawing of ${trajectory.text.trim()}` });
+    view.drawing.classList.toggle("pending", state.at < total(trajectory) - 1);
+    view.text.after(view.drawing);
   }
 
   function scoreLine(scores) {
