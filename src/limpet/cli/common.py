@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -31,7 +31,6 @@ out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty()
 err = Console(stderr=True, highlight=False)  # progress and remarks
 
 DEFAULT_MODEL = "mini"
-MAX_PATH = 256  # characters; a longer prompt is no path
 
 # Options of many commands
 Model = Annotated[
@@ -112,11 +111,16 @@ def has_native_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def print_json(text: str) -> None:
+    """Print JSON on standard output. JSON is UTF-8, so for an output in another encoding it is written in ASCII."""
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    sys.stdout.write(text if is_utf8 else text.encode("ascii", "json").decode())
+
+
 def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:
     """Print a result on standard output: as one JSON document, or as lines and tables."""
     if as_json:
-        json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-        sys.stdout.write("\n")
+        print_json(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     else:
         for part in parts:
             out.print(part, markup=False, soft_wrap=not out.is_terminal)  # a pipe's reader wraps lines itself
@@ -132,8 +136,8 @@ def prompt_texts(model: Denoiser, prompt: str | None, prompts: str | None) -> tu
         return tuple(read_prompts(prompts))
     if prompt is None:
         return ()
-    if model.prompt_layout is not None and len(prompt) < MAX_PATH and Path(prompt).expanduser().is_file():
-        return (read_text(prompt, "name a file with one prompt"),)
+    if model.prompt_layout is not None and os.path.isfile(path := os.path.expanduser(prompt)):
+        return (read_text(path, "name a file with one prompt"),)
     return (prompt,)
 
 
