@@ -431,13 +431,13 @@ def sample(
     """Draw n samples of a model.
 
     model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: CRS with 64 network
-    calls). seed: a sample depends on its seed and number alone, not on its batch. length: tokens of a sample (default:
-    the model's). prompt: text or ids that every sample begins with, or a list of n of them. fixed: tokens anywhere, as
-    {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or (n, L) with -1 where a position
-    is free; fixed tokens stay in state, model input and output. batch_size: samples in one batch (default: by device).
-    progress: True for a bar, or a function of the calls done and their total. replay: the `memory` of other samples,
-    to commit where and when they did. first: the number of the first sample under the seed. backend: how a step is
-    computed (default: the fastest)."""
+    calls). seed: a sample depends on its seed and number alone, not on its batch, up to a network's rounding. length:
+    tokens of a sample (default: the model's). prompt: text or ids that every sample begins with, or a list of n of
+    them. fixed: tokens anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or
+    (n, L) with -1 where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in
+    one batch (default: by device). progress: True for a bar, or a function of the calls done and their total. replay:
+    the `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
+    seed. backend: how a step is computed (default: the fastest)."""
     chosen = as_sampler(CRS() if sampler is None else sampler)
     check_model(model)
     _check_counts(n, seed, first, batch_size)
@@ -696,8 +696,7 @@ def _prompts(prompt: Prompt, n: int) -> Iterator[tuple[int | slice, Any]]:
     shape = tuple(prompt.shape) if hasattr(prompt, "shape") else (len(prompt),) if isinstance(prompt, Sequence) else ()
     is_list = bool(shape and shape[0]) and (isinstance(prompt[0], str) or np.ndim(prompt[0]) > 0)
     if len(shape) not in (1, 2) or (is_list and shape[0] != n):
-        what = f"has shape {shape}" if shape else f"is {one_line(ascii(prompt), 40)}"
-        raise LimpetError(f"prompt {what}; it takes (P,) for all samples or ({n}, P), or {n} texts")
+        raise LimpetError(f"prompt has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
     yield from enumerate(prompt) if is_list else [(slice(None), prompt)]
 
 

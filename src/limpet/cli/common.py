@@ -17,6 +17,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+from limpet.cli.streams import print_json
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN as BUILTIN_JUDGE
 from limpet.evaluation.judges import Judge, has_builtin, load_judge
@@ -109,12 +110,6 @@ SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.a
 def has_native_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 matrices itself."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def print_json(text: str) -> None:
-    """Print JSON on standard output. JSON is UTF-8, so for an output in another encoding it is written in ASCII."""
-    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    sys.stdout.write(text if is_utf8 else text.encode("ascii", "json").decode())
 
 
 def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:

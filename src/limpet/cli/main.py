@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import importlib
-import io
-import json
 import os
 import sys
 import warnings
@@ -16,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from limpet import __version__
+from limpet.cli.streams import prepare_streams
 from limpet.errors import LimpetError, LimpetWarning, unknown_name
 
 COMMANDS = {  # in the order in which a user meets them
@@ -66,7 +64,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. Only that command's module is imported; help imports none."""
-    _prepare_streams()
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     first = arguments[0] if arguments else "--help"
     second = arguments[1] if len(arguments) > 1 else "--help"
@@ -118,25 +116,6 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         warnings.showwarning = others
     return int(code or 0)
-
-
-def _prepare_streams() -> None:
-    """Replace closed standard streams by the null device, and escape what standard output's encoding lacks.
-
-    A file that is opened would else take a closed stream's place, and be written to by whatever prints."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    codecs.register_error("json", _json_escape)
-    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
-        sys.stdout.reconfigure(errors="json")
-
-
-def _json_escape(error: UnicodeError) -> tuple[str, int]:
-    """What cannot be encoded, as JSON writes it in ASCII: a handler of encoding errors."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _run(name: str, arguments: list[str], program: str = "limpet", commands: dict[str, str] = COMMANDS) -> Any:

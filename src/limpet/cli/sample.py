@@ -18,12 +18,12 @@ from limpet.cli.common import (
     Loading,
     Model,
     err,
-    print_json,
     progress,
     prompt_texts,
     readable,
 )
 from limpet.cli.common import out as printer
+from limpet.cli.streams import print_json
 from limpet.errors import LimpetError
 from limpet.files import write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
@@ -70,7 +70,7 @@ def run(
         fix: POSITION=WORDS, such as "12= sea": text that stands from that token on; digits are ids (12=345,6) unless
             they are in double quotes; can be repeated
         n: how many samples
-        seed: the same seed gives the same samples, whatever the batch size
+        seed: the same seed gives the same samples, whatever the batch size, up to a network's rounding
         batch_size: samples computed at once
         record: also write the trajectory of the first sample to this file, for `limpet watch` and `limpet view`
         out: also write the samples to this file, as JSON lines

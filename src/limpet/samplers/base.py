@@ -244,7 +244,7 @@ class Context:
         if not isinstance(logits, Tensor) or logits.shape != (*features.shape[:-1], size) or logits.is_complex():
             raise LimpetError(
                 f"{self.model.name} made logits of {_kind(logits)} from features of shape {tuple(features.shape)}; "
-                f"its head must return {size} real numbers, one for each token"
+                f"its head must return {size}, one real number for each token"
             )
         return logits
 
