@@ -136,9 +136,12 @@ def test_standard_output_that_lacks_letters_has_them_escaped(tmp_path, encoding)
     how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONIOENCODING": encoding}, "stdout": subprocess.PIPE}
     call = ["sample", "--model", "./strange.py:make", "--nfe", "2", "--n", "1"]
     words = {"ascii": r"\u00e9 \u2192 \ud834\udd1e", "latin-1": r"é \u2192 \ud834\udd1e"}[encoding]
-    assert run(*call, encoding=encoding, **how).stdout == words + "\n"
-    assert json.loads(run(*call, "--json", encoding="utf-8", **how).stdout)["text"] == "é → 𝄞"
-    assert json.loads(run("info", "./strange.py:make", "--json", encoding="utf-8", **how).stdout)["name"] == "töy →"
+    how["encoding"] = encoding
+    assert run(*call, **how).stdout == words + "\n"
+    for request, name, value in ((call, "text", "é → 𝄞"), (["info", "./strange.py:make"], "name", "töy →")):
+        printed = run(*request, "--json", **how).stdout
+        assert printed.isascii()
+        assert json.loads(printed)[name] == value
 
 
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
