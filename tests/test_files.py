@@ -119,6 +119,26 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         pass
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    """Windows programs write one. It was read as the first letter of the first prompt, and no JSON or TOML began so."""
+    lines, rows, table = tmp_path / "a.txt", tmp_path / "b.jsonl", tmp_path / "c.toml"
+    lines.write_text("one\ntwo\n", "utf-8-sig")
+    rows.write_text('{"text": "one"}\n', "utf-8-sig")
+    table.write_text('name = "a"\n', "utf-8-sig")
+    assert read_prompts(lines) == ["one", "two"]
+    assert read_prompts(rows) == ["one"]
+    assert Toml(table, "name a recipe").build(Recipe) == Recipe("a")
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "é" * 127])
+def test_a_file_may_have_the_longest_name(tmp_path: Path, name: str) -> None:
+    """The partial file beside it had a longer name than a file system takes."""
+    write_file(tmp_path / name, "text")
+    assert read_text(tmp_path / name, "") == "text"
+    with pytest.raises(LimpetError, match=r"cannot be written .*too long"):
+        write_file(tmp_path / (name * 2), "text")
+
+
 def test_the_texts_of_a_file(tmp_path: Path) -> None:
     """One on each line or between blank lines, or JSON lines, which may hold both."""
     lines, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"

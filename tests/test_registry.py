@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -130,14 +132,60 @@ def test_samplers_of_scripts_modules_and_files_copy_pickle_and_reach_other_proce
     assert [line.split()[-1] for line in found.stderr.splitlines()] == ["__main__", "__mp_main__"]
 
 
-def test_a_sampler_without_a_file_is_copied_and_has_its_own_name(here):
-    """As in a notebook. One warning says that the name cannot be found again."""
-    lines = [*SAMPLER.splitlines(), "import copy", "mine = Mine(nfe=4)", "assert copy.deepcopy(mine) == mine"]
-    lines += ["assert copy.copy(mine) == mine", "print(mine.name, mine.to_dict()['sampler'], mine.caption)"]
-    call = [sys.executable, "-c", "\n".join(lines)]
-    found = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert found.stdout == "Mine Mine Mine\n", found.stderr
-    assert found.stderr.count("Mine is not at the top level of a file, so it cannot be found again by name") == 1
+CELL = """
+import copy, pickle
+import limpet, torch
+from limpet import registry
+
+class Flat(limpet.Denoiser):
+    name, digest, vocab_size, length = "flat", "1", 3, 4
+
+    def backbone(self, inputs):
+        return torch.zeros(*inputs.tokens.shape, 1)
+
+    def head(self, features):
+        return features.expand(*features.shape[:-1], 3)
+
+mine = Mine(nfe=4)
+for twin in (copy.copy(mine), copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+    assert twin == mine
+samples = limpet.sample(Flat(), mine, n=2)
+samples.save("samples.jsonl")
+assert limpet.Samples.load("samples.jsonl", mine) == samples
+assert registry.code_digest(Mine) != registry.code_digest(Flat)
+print(mine.name, mine.to_dict()["sampler"], mine.caption, samples[0].sampler["sampler"])
+"""
+NO_NAME = "Mine is not at the top level of a file, so it cannot be found again by name"
+
+
+@pytest.mark.parametrize("form", ["-c", "standard input", "ipython"])
+def test_classes_without_a_file_work_and_have_their_own_names(here, form):
+    """One warning says that the name cannot be found again."""
+    if form == "ipython":
+        pytest.importorskip("IPython")
+    text = SAMPLER + CELL
+    call = {"-c": ["-c", text], "standard input": ["-"], "ipython": ["-m", "IPython", "-c", text]}[form]
+    found = subprocess.run(
+        [sys.executable, *call], input=text if form == "standard input" else "", capture_output=True, text=True,
+        check=False, env={**os.environ, "IPYTHONDIR": str(here)},
+    )  # fmt: skip
+    assert found.stdout.strip() == "Mine Mine Mine Mine", found.stderr
+    assert found.stderr.count(NO_NAME) == 1
+
+
+@pytest.mark.parametrize("file", [None, "/nowhere/launcher.py"])
+def test_a_cell_that_is_run_twice_warns_once(here, monkeypatch, capsys, file):
+    """As in a notebook: the module is `__main__`, and each cell has a file name that leads nowhere."""
+    notebook = ModuleType("__main__")
+    if file is not None:
+        notebook.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    registry._warn_of_no_name.cache_clear()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        for _ in range(2):
+            exec(compile(SAMPLER + CELL, "/tmp/ipykernel_1/123.py", "exec"), notebook.__dict__)
+    assert [str(warning.message) for warning in caught] == [NO_NAME]
+    assert capsys.readouterr().out == "Mine Mine Mine Mine\n" * 2
 
 
 def test_the_digest_of_code_is_of_its_file_and_of_what_it_imports_beside_it(here):

@@ -22,6 +22,7 @@ from limpet.errors import LimpetError, unknown_name
 
 Name = str | os.PathLike[str]
 T = TypeVar("T")
+MAX_STEM = 50  # characters of its name that a partial file keeps: a file's name has at most 255 bytes
 BARE = re.compile(r"[\w-]+")  # keys that TOML takes without quotes
 KINDS = {
     stat.S_ISDIR: "a folder",
@@ -67,7 +68,7 @@ def atomic_path(path: Name) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()  # a link stays a link
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = path.with_name(f"{path.name[:MAX_STEM]}.{uuid.uuid4().hex[:8]}.partial")
     try:
         yield partial
         partial.replace(path)
@@ -85,14 +86,16 @@ def write_file(path: Name, data: bytes | str) -> None:
 
 
 def read_text(path: Name, advice: str) -> str:
-    """The text of a file, or of standard input for "-". `advice` ends the error for a file that cannot be read."""
+    """The text of a file, or of standard input for "-", without a byte-order mark.
+
+    `advice` ends the error for a file that cannot be read."""
     try:
         if path == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
+            return sys.stdin.buffer.read().decode("utf-8-sig")
         if os.fspath(path).startswith(INHERITED):
-            return Path(path).read_bytes().decode("utf-8")
+            return Path(path).read_bytes().decode("utf-8-sig")
         with open_regular(path) as file:
-            return file.read().decode("utf-8")
+            return file.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         if isinstance(error, LimpetError):
             raise

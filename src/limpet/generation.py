@@ -377,7 +377,7 @@ def _read_samples(rows: list[dict[str, Any]], sampler: Sampler | None) -> Sample
         raise LimpetError(f"they were drawn by {first['sampler']}, not by {sampler}")
     texts = {tuple(row["tokens"]): str(row["text"]) for row in rows}
     texts |= {tuple(row["tokens"][: row["prompt_length"]]): str(row["prompt"]) for row in rows}
-    tokens = torch.tensor([row["tokens"] for row in rows], dtype=torch.long)
+    tokens = torch.as_tensor(whole_numbers([row["tokens"] for row in rows], "a row of tokens")).long()
     fixed = torch.full_like(tokens, -1)
     for i, row in enumerate(rows):
         positions = [*range(row["prompt_length"]), *(position for position, _ in row["fixed"])]
@@ -431,13 +431,13 @@ def sample(
     """Draw n samples of a model.
 
     model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: CRS with 64 network
-    calls). seed: a sample depends on its seed and number alone, not on its batch. length: tokens of a sample (default:
-    the model's). prompt: text or ids that every sample begins with, or a list of n of them. fixed: tokens anywhere, as
-    {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or (n, L) with -1 where a position
-    is free; fixed tokens stay in state, model input and output. batch_size: samples in one batch (default: by device).
-    progress: True for a bar, or a function of the calls done and their total. replay: the `memory` of other samples,
-    to commit where and when they did. first: the number of the first sample under the seed. backend: how a step is
-    computed (default: the fastest)."""
+    calls). seed: a sample depends on its seed and number alone, not on its batch, up to a network's rounding. length:
+    tokens of a sample (default: the model's). prompt: text or ids that every sample begins with, or a list of n of
+    them. fixed: tokens anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or
+    (n, L) with -1 where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in
+    one batch (default: by device). progress: True for a bar, or a function of the calls done and their total. replay:
+    the `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
+    seed. backend: how a step is computed (default: the fastest)."""
     chosen = as_sampler(CRS() if sampler is None else sampler)
     check_model(model)
     _check_counts(n, seed, first, batch_size)
@@ -545,8 +545,8 @@ def reply(
     canvases = -(-(model.length if length is None else length) // model.length)
     if canvases < 1:
         raise LimpetError(f"length is {length}; ask for at least one token")
-    ids = model.prompt(prompt) if isinstance(prompt, str) else prompt
-    text = torch.as_tensor(ids, dtype=torch.long).reshape(1, -1)
+    ids = model.prompt(prompt) if isinstance(prompt, str) else whole_numbers(prompt, "the prompt").ravel().tolist()
+    text = torch.as_tensor(ids_of(model, ids, "the prompt")).long().reshape(1, -1)
     if not text.numel() and model.begin is not None:
         text = torch.tensor([[model.begin]])
     fixed_tokens(model, 1, text.shape[1], text, None)  # checks every id
@@ -653,9 +653,10 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
         for position, token in fixed_ids(model, fixed.items(), length).items():
             tokens[:, position] = token
     elif fixed is not None:
-        if fixed.shape not in {(length,), (n, length)}:
-            raise LimpetError(f"fixed has shape {tuple(fixed.shape)}; it takes ({length},) or ({n}, {length})")
-        tokens[:] = fixed
+        given = whole_numbers(fixed, "what is fixed")
+        if given.shape not in {(length,), (n, length)}:
+            raise LimpetError(f"fixed has shape {given.shape}; it takes ({length},) or ({n}, {length})")
+        tokens[:] = torch.as_tensor(given)
     if prompt is not None:
         for rows, own in _prompts(prompt, n):
             ids = torch.tensor(prompt_tokens(model, own), dtype=torch.long)
@@ -689,9 +690,12 @@ def _complete_prompts(model: Denoiser, layout: PromptLayout, tokens: Tensor) -> 
 
 def _prompts(prompt: Prompt, n: int) -> Iterator[tuple[int | slice, Any]]:
     """Which samples begin with what: all with one prompt, or each with its own."""
-    shape = () if isinstance(prompt, str | int) else tuple(getattr(prompt, "shape", (len(prompt),)))
+    if isinstance(prompt, str):
+        yield slice(None), prompt
+        return
+    shape = tuple(prompt.shape) if hasattr(prompt, "shape") else (len(prompt),) if isinstance(prompt, Sequence) else ()
     is_list = bool(shape and shape[0]) and (isinstance(prompt[0], str) or np.ndim(prompt[0]) > 0)
-    if len(shape) > 2 or (is_list and shape[0] != n) or isinstance(prompt, int):
+    if len(shape) not in (1, 2) or (is_list and shape[0] != n):
         raise LimpetError(f"prompt has shape {shape}; it takes (P,) for all samples or ({n}, P), or {n} texts")
     yield from enumerate(prompt) if is_list else [(slice(None), prompt)]
 
@@ -700,6 +704,8 @@ def fixed_ids(model: Denoiser, texts: Iterable[tuple[int, int | str | Ids]], len
     """{position: token} of tokens, and of texts or ids that begin at a position."""
     fixed: dict[int, int] = {}
     for start, text in texts:
+        if not isinstance(start, int | np.integer):
+            raise LimpetError(f"fixed position {one_line(ascii(start), 40)} is no whole number")
         ids, shown = ids_of(model, text, "what is fixed"), one_line(ascii(text), 40)
         if not 0 <= start < length:
             raise LimpetError(f"fixed position {start} is outside a sequence of {length} tokens")
@@ -728,10 +734,24 @@ def ids_of(model: Denoiser, tokens: int | str | Ids | Tensor, what: str) -> list
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer: give {what} as token ids")
         return model.tokenizer.encode(tokens)
-    ids: list[int] = np.atleast_1d(np.asarray(tokens)).tolist()
+    numbers = np.atleast_1d(whole_numbers(tokens, what))
+    if numbers.ndim > 1:
+        raise LimpetError(f"{what} has shape {numbers.shape}; it takes (P,) ids")
+    ids: list[int] = numbers.tolist()
     for token in ids:
         _check_token(model, token)
     return ids
+
+
+def whole_numbers(ids: Any, what: str) -> np.ndarray[Any, Any]:
+    """Ids as an array. Raises where one is not a whole number: a fraction would lose its digits."""
+    try:
+        numbers = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids)
+    except (ValueError, TypeError, RuntimeError):  # of lists of several lengths, for example
+        numbers = np.asarray(None)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise LimpetError(f"{what} is {one_line(ascii(ids), 80)}; token ids are whole numbers of at most 64 bits")
+    return numbers
 
 
 def _check_token(model: Denoiser, token: int) -> None:

@@ -152,7 +152,7 @@ def name_of(thing: Any, group: str, builtin: Mapping[str, str]) -> str:
     except (TypeError, OSError):
         file = None
     if file is None or "<" in thing.__qualname__ or not Path(file).is_file():
-        _warn_of_no_name(thing)
+        _warn_of_no_name(thing.__module__, thing.__qualname__)
         return str(thing.__qualname__.rpartition(".")[2])
     return f"{file}:{thing.__qualname__}"
 
@@ -167,8 +167,8 @@ def _is_imported_as(thing: Any, target: str) -> bool:
 
 
 @functools.cache
-def _warn_of_no_name(thing: Any) -> None:
-    warn(f"{thing.__qualname__} is not at the top level of a file, so it cannot be found again by name")
+def _warn_of_no_name(module: str, name: str) -> None:  # once for each name, also where a notebook's cell is run again
+    warn(f"{name} is not at the top level of a file, so it cannot be found again by name")
 
 
 def code_digest(thing: Any) -> str | None:

@@ -1,6 +1,7 @@
 """What is written: through whatever is no file, in place of nothing but a file, and a full disk in one sentence."""
 
 import io
+import json
 import os
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load
 
 import limpet
+from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.files import atomic_path, write_file
 from limpet.models.tensor_files import write_tensors
@@ -23,7 +25,7 @@ FEW = ["sample", "--model", "exact:words", "--nfe", "2", "--n", "1"]
 
 def run(*arguments, **how):
     command = [sys.executable, "-m", "limpet.cli.main", *map(str, arguments)]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **{"text": True, **how})
 
 
 def sentence(output):
@@ -108,6 +110,74 @@ def test_samples_outlive_the_disk(full):
     assert done.returncode == 2
     assert "cannot be written" in sentence(done.stderr)
     assert done.stdout.startswith('{"text": ')
+
+
+STRANGE = """
+from limpet.models.exact_sources import source
+
+class Tokenizer:
+    def encode(self, text):
+        return [1] * len(text)
+
+    def decode(self, ids):
+        return "é → 𝄞" if ids else ""
+
+def make(folder=None, **options):
+    model = source("exact:words")
+    model.name, model.tokenizer = "töy →", Tokenizer()
+    return model
+"""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_standard_output_that_lacks_letters_has_them_escaped(tmp_path, encoding):
+    """UnicodeEncodeError in every command before. JSON stays valid, and reads as UTF-8."""
+    (tmp_path / "strange.py").write_text(STRANGE, "utf-8")
+    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONIOENCODING": encoding}, "stdout": subprocess.PIPE}
+    call = ["sample", "--model", "./strange.py:make", "--nfe", "2", "--n", "1"]
+    words = {"ascii": r"\u00e9 \u2192 \ud834\udd1e", "latin-1": r"é \u2192 \ud834\udd1e"}[encoding]
+    how["encoding"] = encoding
+    assert run(*call, **how).stdout == words + "\n"
+    for request, name, value in ((call, "text", "é → 𝄞"), (["info", "./strange.py:make"], "name", "töy →")):
+        printed = run(*request, "--json", **how).stdout
+        assert printed.isascii()
+        assert json.loads(printed)[name] == value
+
+
+@pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
+def test_closed_standard_streams_are_the_null_device(tmp_path, closed):
+    """AttributeError in every command before. What is opened later does not take their place."""
+    shell = " ".join(f"{number}<&-" for number in closed.split())
+    command = f'exec "$@" {shell}'
+    call = [sys.executable, "-m", "limpet.cli.main", *FEW, "--out", "x.jsonl"]
+    done = subprocess.run(["sh", "-c", command, "sh", *call], cwd=tmp_path, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["seed"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [
+        limpet.generation.SEED
+    ]
+
+
+LONG = "a" * 300
+NO_PATHS = [
+    *([*FEW, option, path] for option in ("--out", "--record", "--prompts") for path in (LONG, "~no-such-user/x")),
+    *([*FEW, "--sampler", path] for path in (f"{LONG}.toml", f"./{LONG}.py:Mine", "~no-such-user/x.toml")),
+    *([command, path] for command in ("info", "check", "score", "view") for path in (LONG, "~no-such-user/x")),
+    ["info", f"./{LONG}/x.ckpt"],
+    ["sample", "--model", "sudoku", "--nfe", "2", "--n", "1", "--prompt", LONG],
+    ["sample", "--model", "sudoku", "--nfe", "2", "--n", "1", "--prompt", "~no-such-user/x"],
+    [*FEW, "--fix", "9" * 5000 + "=1"],
+    [*FEW, "--fix", "1=" + "9" * 5000],
+    [*FEW, "--fix", '1="' + "9" * 5000 + '"'],
+]
+
+
+@pytest.mark.parametrize("arguments", NO_PATHS, ids=lambda arguments: " ".join(arguments[-2:])[:30])
+def test_what_can_be_no_path_or_id_is_one_sentence(tmp_path, monkeypatch, capsys, arguments):
+    """OSError for long names and RuntimeError for unknown users before."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert len(sentence(capsys.readouterr().err)) < 500
+    assert not [*tmp_path.iterdir()]
 
 
 LIMITED = """

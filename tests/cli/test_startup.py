@@ -47,7 +47,8 @@ def test_neither_the_package_nor_its_help_needs_torch(code: str) -> None:
     found = imported(code)
     assert "limpet" in found
     assert not packages(found) & (HEAVY | {"torch", "numpy", "tokenizers", "safetensors", "rich"})
-    assert {name for name in found if name.startswith("limpet.")} <= {"limpet.cli", "limpet.cli.main", "limpet.errors"}
+    light = {"limpet.cli", "limpet.cli.main", "limpet.cli.streams", "limpet.errors"}
+    assert {name for name in found if name.startswith("limpet.")} <= light
     assert len(found) < 400  # torch alone brings a thousand
 
 
@@ -61,7 +62,7 @@ def test_a_sample_loads_what_it_uses() -> None:
     own = {name.split(".")[1] for name in found if name.startswith("limpet.")}
     assert not own & ELSEWHERE
     commands = {name for name in found if name.startswith("limpet.cli.")}
-    assert commands == {f"limpet.cli.{name}" for name in ("main", "common", "sample")}
+    assert commands == {f"limpet.cli.{name}" for name in ("main", "streams", "common", "sample")}
     assert len(found - torch) < 260
 
 

@@ -204,6 +204,34 @@ def test_a_backbone_of_the_wrong_shape_is_one_sentence(backend: Backend, shape: 
     )
 
 
+RETURNED = {
+    "None": (lambda values: None, "type NoneType"),
+    "a list": (lambda values: values.tolist(), "type list"),
+    "a tuple": (lambda values: (values,), "type tuple"),
+    "an array": (lambda values: values.cpu().numpy(), "type ndarray"),
+    "complex numbers": (lambda values: values.to(torch.complex64), "complex numbers in shape"),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("part", ["backbone", "head"])
+@pytest.mark.parametrize("kind", RETURNED)
+def test_what_is_no_tensor_of_real_numbers_is_one_sentence(backend: Backend, part: str, kind: str) -> None:
+    """They raised AttributeError or RuntimeError from within. A head may still take complex features."""
+    spoil, match = RETURNED[kind]
+
+    class Odd(Logits):
+        def backbone(self, inputs: ModelInput) -> Any:
+            return spoil(super().backbone(inputs)) if part == "backbone" else super().backbone(inputs)
+
+        def head(self, features: Tensor) -> Any:
+            return spoil(features) if part == "head" else features
+
+    for sampler in (Native(nfe=2), CRS(nfe=2)):
+        with pytest.raises(LimpetError, match=f"spoiled made (features|logits) of {match}"):
+            limpet.sample(Odd(), sampler, n=2, backend=backend)
+
+
 # Several transitions in one call
 
 

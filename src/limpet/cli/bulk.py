@@ -70,7 +70,7 @@ def run(
         prompt: text that every sample begins with
         prompts: a file of prompts: one on each line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, as for `limpet sample`; can be repeated
-        seed: the same seed gives the same samples, whatever the parts and batches
+        seed: the same seed gives the same samples, whatever the parts and batches, up to a network's rounding
         batch_size: samples computed at once
         format: of the parts
         part_size: samples in a part (default: by their number)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+from limpet.cli.streams import print_json
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN as BUILTIN_JUDGE
 from limpet.evaluation.judges import Judge, has_builtin, load_judge
@@ -31,7 +32,6 @@ out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty()
 err = Console(stderr=True, highlight=False)  # progress and remarks
 
 DEFAULT_MODEL = "mini"
-MAX_PATH = 256  # characters; a longer prompt is no path
 
 # Options of many commands
 Model = Annotated[
@@ -115,8 +115,7 @@ def has_native_bfloat16() -> bool:
 def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:
     """Print a result on standard output: as one JSON document, or as lines and tables."""
     if as_json:
-        json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-        sys.stdout.write("\n")
+        print_json(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     else:
         for part in parts:
             out.print(part, markup=False, soft_wrap=not out.is_terminal)  # a pipe's reader wraps lines itself
@@ -132,8 +131,8 @@ def prompt_texts(model: Denoiser, prompt: str | None, prompts: str | None) -> tu
         return tuple(read_prompts(prompts))
     if prompt is None:
         return ()
-    if model.prompt_layout is not None and len(prompt) < MAX_PATH and Path(prompt).expanduser().is_file():
-        return (read_text(prompt, "name a file with one prompt"),)
+    if model.prompt_layout is not None and os.path.isfile(path := os.path.expanduser(prompt)):
+        return (read_text(path, "name a file with one prompt"),)
     return (prompt,)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from limpet import __version__
+from limpet.cli.streams import prepare_streams
 from limpet.errors import LimpetError, LimpetWarning, unknown_name
 
 COMMANDS = {  # in the order in which a user meets them
@@ -57,11 +58,13 @@ PAPER_HELP = _help("limpet paper", PAPER, ["limpet paper study list", "limpet pa
 # How often a waiting thread checks before it gives up its processor. OpenMP's own 300,000 pays on an idle machine. On a
 # busy one the waiting threads keep the working ones from the processor, and a call takes ten times as long.
 SPIN = "1000"
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. Only that command's module is imported; help imports none."""
+    prepare_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     first = arguments[0] if arguments else "--help"
     second = arguments[1] if len(arguments) > 1 else "--help"
@@ -98,6 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
+        if error.errno in NO_PATH and error.filename is not None:
+            sentence = LimpetError(f"{error.filename} cannot be used ({error.strerror}): check the path")
+            print(f"limpet: {sentence}", file=sys.stderr)
+            return 2
         if error.errno not in UNWRITABLE:
             raise
         where = f" to {error.filename}" if error.filename else ""

@@ -23,12 +23,15 @@ from limpet.cli.common import (
     readable,
 )
 from limpet.cli.common import out as printer
+from limpet.cli.streams import print_json
 from limpet.errors import LimpetError
 from limpet.files import write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
 from limpet.samplers import Sampler, named_samplers
+
+MAX_DIGITS = 18  # of a position or an id
 
 
 def run(
@@ -67,7 +70,7 @@ def run(
         fix: POSITION=WORDS, such as "12= sea": text that stands from that token on; digits are ids (12=345,6) unless
             they are in double quotes; can be repeated
         n: how many samples
-        seed: the same seed gives the same samples, whatever the batch size
+        seed: the same seed gives the same samples, whatever the batch size, up to a network's rounding
         batch_size: samples computed at once
         record: also write the trajectory of the first sample to this file, for `limpet watch` and `limpet view`
         out: also write the samples to this file, as JSON lines
@@ -93,7 +96,7 @@ def run(
         try:
             write_file(out, lines)
         except LimpetError:
-            print(lines, end="")  # they took time: they are not lost with the disk
+            print_json(lines)  # they took time: they are not lost with the disk
             raise
         err.print(f"wrote {len(samples)} samples to {out}", markup=False)
     if record is not None:
@@ -103,7 +106,7 @@ def run(
         if recorded.frames[-1].tokens.tolist() != samples.tokens[0].tolist():  # rounding in a batch of another size
             err.print("its text differs from sample 0 here; --n 1 --precision float32 gives the same", markup=False)
     if json:
-        print(lines, end="")
+        print_json(lines)
         return 0
     for text, one in zip(texts_of(samples), samples, strict=True):
         err.rule(f"sample {one.index} · seed {seed} · {samples.nfe} calls · {one.committed} committed")
@@ -147,14 +150,18 @@ def parse_fixes(texts: Sequence[str]) -> dict[int, str | list[int]]:
     found: dict[int, str | list[int]] = {}
     for text in texts:
         position, _, words = text.partition("=")
-        if not re.fullmatch(r"\d{1,18}", position, re.ASCII) or not words:
+        if not re.fullmatch(rf"\d{{1,{MAX_DIGITS}}}", position, re.ASCII) or not words:
             raise LimpetError(
                 f'fix is {text[:40]!r}; it takes POSITION=WORDS, such as "12= sea", or POSITION=IDS, such as 12=345,6'
             )
         if int(position) in found:
             raise LimpetError(f"position {position} is fixed twice: leave one out")
-        if re.fullmatch(r"\d{1,18}(,\d{1,18})*", words, re.ASCII):
-            found[int(position)] = [int(token) for token in words.split(",")]
+        if re.fullmatch(r"\d+(,\d+)*", words, re.ASCII):
+            ids = words.split(",")
+            if len(longest := max(ids, key=len)) > MAX_DIGITS:
+                raise LimpetError(f"fix gives position {position} an id of {len(longest)} digits, and no vocabulary is "
+                                  "so large: separate ids by commas, or put text into double quotes")  # fmt: skip
+            found[int(position)] = [int(token) for token in ids]
         else:
             is_quoted = re.fullmatch(r'"\d+(,\d+)*"', words, re.ASCII)
             found[int(position)] = words[1:-1] if is_quoted else words
@@ -165,7 +172,11 @@ def _check_writable(file: Path | None, force: bool) -> None:
     """Raise if a file cannot be created, or holds the result of another run."""
     if file is None:
         return
+    try:
+        is_filled = file.is_file() and file.stat().st_size > 0
+    except OSError as error:  # such as a name that is too long
+        raise LimpetError(f"{file} cannot be written ({error.strerror}): name another file") from error
     if not file.absolute().parent.is_dir():
         raise LimpetError(f"{file} cannot be written: the folder {file.absolute().parent} does not exist")
-    if file.is_file() and file.stat().st_size and not force:
+    if is_filled and not force:
         raise LimpetError(f"{file} exists: name another file, or overwrite it with --force")

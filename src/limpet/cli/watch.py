@@ -51,7 +51,7 @@ def run(
         files: recorded trajectories to play (default: draw a sample and show each call)
         nfe: network calls of the samplers that do not set their own
         prompt: text that the sample begins with
-        seed: the same seed gives the same sample as `limpet sample`
+        seed: the same seed gives the same sample as `limpet sample`, up to a network's rounding
         sample: the number of the sample under the seed
         delay: least time in seconds that a call is shown
     """

@@ -50,7 +50,7 @@ class BulkRequest:
     fixed: Mapping[int, int | str | Sequence[int]] | None = None
     format: Format = "jsonl"
     part_size: int | None = None  # samples in a part; default: by the number of samples
-    batch_size: int | None = None  # changes no sample, but perhaps the last bits of a network's output
+    batch_size: int | None = None  # changes a network's rounding alone, and so, rarely, a token
 
     def __post_init__(self) -> None:
         for name in ("n", "part_size", "batch_size"):

@@ -132,7 +132,12 @@ def copy_builtin(name: str, folder: Path) -> None:
 
 def locate(name: str | os.PathLike[str], revision: str | None = None) -> Found | None:
     """The files of a built-in model, else of a path that exists, else of a repository on the hub; None for others."""
-    text, path = os.fspath(name), Path(name).expanduser()
+    text = os.fspath(name)
+    path = Path(os.path.expanduser(text))  # unlike pathlib's, it leaves an unknown user alone
+    try:
+        path.exists()
+    except OSError as error:  # such as a name that is too long
+        raise LimpetError(f"{text} cannot be read ({error.strerror}): check the path") from error
     builtin = BUILTIN_FOLDER / text if re.fullmatch(r"[\w-]+", text) else None
     is_hub = builtin is None and not path.exists() and path.suffix not in (".ckpt", ".safetensors", ".pt")
     if is_hub and HUB_NAME.fullmatch(text):

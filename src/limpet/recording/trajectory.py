@@ -384,7 +384,8 @@ def record(
     fixed: Fixed | None = None,
     name: str | None = None,
 ) -> Trajectory:
-    """The trajectory of one sample; its text is the one that `limpet.sample` returns for the same seed and index.
+    """The trajectory of one sample; its text is the one that `limpet.sample` returns for the same seed and index, up to
+    a network's rounding in another batch.
 
     sampler: an instance or a text such as "crs nfe=16" (default: CRS). sample: index under the seed. length, prompt,
     fixed: as in `limpet.sample`. name: what viewers call the trajectory (default: the sampler's caption)."""

@@ -166,9 +166,9 @@ class Context:
             self._previous(state.previous) if model.self_conditioned else None,
         )
         values = model.backbone(inputs)
-        if values.shape[:2] != model_input.shape or values.dim() != 3:
+        if not isinstance(values, Tensor) or values.dim() != 3 or values.shape[:2] != model_input.shape:
             raise LimpetError(
-                f"{model.name} made features of shape {tuple(values.shape)} at t = {time:g} from tokens "
+                f"{model.name} made features of {_kind(values)} at t = {time:g} from tokens "
                 f"of shape {tuple(model_input.shape)}; its backbone must return (batch, length, width)"
             )
         features = Features(values, call, temperature, model.self_conditioned)
@@ -240,10 +240,11 @@ class Context:
 
     def _head(self, features: Tensor) -> Tensor:
         logits = self.model.head(features)
-        if logits.shape != (*features.shape[:-1], self.model.vocab_size):
+        size = self.model.vocab_size
+        if not isinstance(logits, Tensor) or logits.shape != (*features.shape[:-1], size) or logits.is_complex():
             raise LimpetError(
-                f"{self.model.name} made logits of shape {tuple(logits.shape)} from features of shape "
-                f"{tuple(features.shape)}; its head must return {self.model.vocab_size}, one for each token"
+                f"{self.model.name} made logits of {_kind(logits)} from features of shape {tuple(features.shape)}; "
+                f"its head must return {size}, one real number for each token"
             )
         return logits
 
@@ -258,6 +259,13 @@ class Context:
             mine, theirs = mine.to(both.dtype), theirs.to(both.dtype)
             both.copy_(torch.where(theirs > -torch.inf, (1 + weight) * mine - weight * theirs, mine))
         return blended
+
+
+def _kind(value: Any) -> str:
+    """What a model returned in place of features or logits: its shape, or its type where that is wrong."""
+    if not isinstance(value, Tensor):
+        return f"type {type(value).__name__}"
+    return f"{'complex numbers in ' if value.is_complex() else ''}shape {tuple(value.shape)}"
 
 
 def _union(needed: list[Tensor | None]) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, pr
     if name.startswith("exact:"):
         return SourceJudge(exact_sources.source(name))
     place = usable_device(device)
-    folder = builtin_folder(name) if name == BUILTIN else Path(name).expanduser()
+    folder = builtin_folder(name) if name == BUILTIN else Path(os.path.expanduser(name))
     if read_config(folder).get("model_type") == "causal":
         return causal.load(name, folder, place, dtype)
     if name == BUILTIN:

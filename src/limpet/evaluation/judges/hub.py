@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -71,7 +72,7 @@ class HubJudge(Judge):
 def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
     """Load a judge by hub name or folder; a model without a tokenizer.json scores ids only."""
     transformers = import_extra("transformers", "judges")
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         folder = hub_folder(name, None, ("config.json",), FILES)
     try:
