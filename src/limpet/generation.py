@@ -653,10 +653,10 @@ def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fi
         for position, token in fixed_ids(model, fixed.items(), length).items():
             tokens[:, position] = token
     elif fixed is not None:
-        ids = whole_numbers(fixed, "what is fixed")
-        if ids.shape not in {(length,), (n, length)}:
-            raise LimpetError(f"fixed has shape {ids.shape}; it takes ({length},) or ({n}, {length})")
-        tokens[:] = torch.as_tensor(ids)
+        wanted = whole_numbers(fixed, "what is fixed")
+        if wanted.shape not in {(length,), (n, length)}:
+            raise LimpetError(f"fixed has shape {wanted.shape}; it takes ({length},) or ({n}, {length})")
+        tokens[:] = torch.as_tensor(wanted)
     if prompt is not None:
         for rows, own in _prompts(prompt, n):
             ids = torch.tensor(prompt_tokens(model, own), dtype=torch.long)
