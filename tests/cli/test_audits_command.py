@@ -80,7 +80,7 @@ def test_nothing_is_computed_twice(capsys, tmp_path, monkeypatch):
 
 OFFLINE = """
 import socket, sys
-from limpet.cli import main
+from limpet.cli.main import main
 
 def refuse(*arguments):
     raise OSError("this test has no network")
