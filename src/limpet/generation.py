@@ -438,7 +438,7 @@ def sample(
     one batch (default: by device). progress: True for a bar, or a function of the calls done and their total. replay:
     the `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
     seed. backend: how a step is computed (default: the fastest)."""
-    chosen = as_sampler(CRS() if sampler is None else sampler)
+    chosen = _sampler_or_default(sampler)
     check_model(model)
     _check_counts(n, seed, first, batch_size)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
@@ -492,12 +492,17 @@ def steps(
 
     trace: inspect every prediction and draw every noisy token, so that `Step.deficit` is known everywhere; False
     computes only what the sampler needs and is faster. Model inputs and output are the same."""
-    chosen = as_sampler(CRS() if sampler is None else sampler)
+    chosen = _sampler_or_default(sampler)
     check_model(model)
     _check_counts(n, seed, first, None)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     rng = CounterRNG(seed, torch.arange(first, first + n, device=model.device))
     return rollout(model, chosen, Inputs(tokens, rng, backend=backend, trace=trace))
+
+
+def _sampler_or_default(sampler: Sampler | str | None) -> Sampler:
+    """The sampler that was asked for, by default CRS with 64 network calls."""
+    return CRS() if sampler is None else as_sampler(sampler)
 
 
 def _about(model: Denoiser) -> dict[str, Any]:
@@ -540,7 +545,7 @@ def reply(
     finishes early saves the remaining calls of a batch once all its samples are finished. Other arguments as in
     `sample`. The first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest
     reply."""
-    chosen = as_sampler(CRS() if sampler is None else sampler)
+    chosen = _sampler_or_default(sampler)
     _check_counts(n, seed, first, batch_size)
     canvases = -(-(model.length if length is None else length) // model.length)
     if canvases < 1:

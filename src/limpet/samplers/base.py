@@ -18,7 +18,7 @@ from limpet.diffusion.process import EPS
 from limpet.diffusion.rng import CounterRNG, Purpose, uniform_token
 from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
-from limpet.models import Denoiser, ModelInput, Rows, check_model
+from limpet.models import Denoiser, ModelInput, Rows, all_rows, check_model
 from limpet.samplers.builtin import BUILTIN, GROUP
 from limpet.samplers.params import check_names, params
 
@@ -214,7 +214,7 @@ class Context:
     def _rows(self, plans: list[Any]) -> Rows:
         """Which positions any of the plans needs; a self-conditioned model needs all, if only for the next call."""
         if self.model.self_conditioned:
-            return lambda: None
+            return all_rows
         return lambda: _union([plan.needed() for plan in plans])
 
     def _clean(self, clean: Tensor | None) -> Tensor | None:
