@@ -51,6 +51,10 @@ class Preset:
     prompts: Prompts
     prompted_n: int  # continuations per seed
     prompted_length: int  # prompt and continuation together
+    truth: dict[str, int]  # samples per seed of the study `truth`, by world
+    truth_nfes: tuple[int, ...]
+    rival_nfes: tuple[int, ...]  # numbers of calls at which `truth` also has every other sampler
+    clue_counts: tuple[int, ...]  # at which `truth` measures solved puzzles, with the most calls
 
     @property
     def horizon(self) -> int:
@@ -131,6 +135,7 @@ def preset(name: str, n: int | None = None, prompts: str | None = None) -> Prese
     found = PRESETS[name]
     if n is not None:
         found = replace(found, n=n, fine_n=n, final_step_n=n, prompted_n=n * found.prompts.each)
+        found = replace(found, truth=dict.fromkeys(found.truth, n))
     if prompts is not None:
         found = replace(found, prompts=replace(found.prompts, texts=prompts))
     return found
