@@ -72,6 +72,8 @@ class Results:
         if name == "ppl":
             nll = self(cell, f"nll:{judge}" if judge else "nll")
             return Estimate(np.exp(nll.values), nll.reasons)
+        if measure in self.cells[cell]:
+            return self.cells[cell][measure]
         if judge and judge not in self.judges:
             raise LimpetError(f"{judge!r} did not judge study {self.study.name}; {', '.join(self.judges)} did")
         measure = name if judge == self.judges[0] else measure
