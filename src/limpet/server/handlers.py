@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -32,8 +32,9 @@ class Resources:
     judge: Judge | None = None  # of models whose true distribution is not known
 
     def judge_of(self, model: Denoiser) -> Judge | None:
-        """The judge of a model's texts: its true distribution where that is known, else the one that can read them; none
-        beside a checker of the model's own."""
+        """The judge of a model's texts: its true distribution where that is known, else the one that can read them.
+
+        A checker of the model's own needs no judge beside it."""
         judge = source_judge(model) or (self.judge if model.checker is None else None)
         try:
             if judge is not None:
@@ -136,10 +137,11 @@ def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: 
     checks = [name for name in scores.measures if name not in (*LIKELIHOOD, *METRICS, "dropped", "ends")]
     judge = scores.judge
     about = {} if judge is None else {"judge": judge["name"], **{name: judge[name] for name in ABOUT_JUDGE}}
-    return [
-        about | {name: row[name] for name in (*checks, *LIKELIHOOD, *METRICS) if row.get(name) is not None}
-        for row in scores.sample_rows()
-    ]
+
+    def values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        return {name: row[name] for name in names if row.get(name) is not None}
+
+    return [values(row, checks) | about | values(row, (*LIKELIHOOD, *METRICS)) for row in scores.sample_rows()]
 
 
 @cache
