@@ -51,16 +51,21 @@ class World:
 
     model: str
     caption: str
+    short: str
     quality: str  # the measure that decides
     others: tuple[str, ...]  # what quality may cost; the first is the x axis of the interactive figure
     clues: int = 0  # of the puzzles that are prompts
 
 
 WORLDS = {
-    "molecules": World("molecules", "molecules", "valid", (DISTANCE, "v.u.n.", "unique", "novel", "scaffolds")),
-    "boards": World("sudoku", "sudoku boards without clues", "valid", ("wrong units", "distinct")),
-    "puzzles": World("sudoku", f"sudoku puzzles with {CLUES} clues", "solved", ("clues kept", "wrong units"), CLUES),
-    "grammar": World("exact:grammar", "balanced brackets", "grammatical", (DISTANCE, "distinct")),
+    "molecules": World(
+        "molecules", "molecules", "molecules", "valid", (DISTANCE, "v.u.n.", "unique", "novel", "scaffolds")
+    ),
+    "boards": World("sudoku", "sudoku boards without clues", "boards", "valid", ("wrong units", "distinct")),
+    "puzzles": World(
+        "sudoku", f"sudoku puzzles with {CLUES} clues", "puzzles", "solved", ("clues kept", "wrong units"), CLUES
+    ),
+    "grammar": World("exact:grammar", "balanced brackets", "brackets", "grammatical", (DISTANCE, "distinct")),
 }
 LOWER = (DISTANCE, "wrong units")  # measures of which less is better
 

@@ -1,0 +1,274 @@
+"""Write the tables and sentences of docs/truth.md from the committed report of the study `truth`.
+
+python tools/truth.py
+
+The report comes from `limpet paper study run truth --preset mini-cpu --precision bfloat16` and tools/reports.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blocks import machines, put
+from limpet.evaluation.checkers.hashes import HashSet
+from limpet.evaluation.checkers.molecules import FOLDER, TRAINING
+from limpet.experiments import Entry, Results, Table, format_estimate, report
+from limpet.experiments.render import markdown
+from limpet.paper import studies
+from limpet.paper.studies import truth
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/truth.md"
+SIZE = studies.preset("mini-cpu")
+REPORT = ROOT / "docs/reports/mini" / studies.study("truth", SIZE).full_name
+PUBLISHED = ROOT / "docs/reports/published-truth.toml"
+COLUMNS = 4  # of numbers in a table
+WANTED_VUN = 0.8  # of molecules, where native sampling has 64 calls
+
+
+def committed() -> Results:
+    """The results of the committed report."""
+    return report.read_report(studies.study("truth", SIZE), REPORT)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as in "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def shown_calls() -> tuple[int, ...]:
+    """The numbers of calls in the tables of the page: the largest."""
+    return SIZE.truth_nfes[-COLUMNS:]
+
+
+# In short
+
+
+def verdicts(results: Results, text: str, nfe: int) -> dict[str, list[str]]:
+    """The worlds by the verdict of a sampler at a number of calls."""
+    found: dict[str, list[str]] = {}
+    for world in SIZE.truth:
+        outcome = truth.against_baseline(results, f"{world}/{nfe}", text).outcome
+        found.setdefault(truth.WORDS[outcome], []).append(truth.WORLDS[world].short)
+    return found
+
+
+def in_short(results: Results) -> str:
+    """Where Mend and CRS beat the best baseline, with few calls and with many, and what else changes for the worse."""
+
+    def where(family: str, nfe: int) -> str:
+        found = verdicts(results, truth.COMPARED[family][0], nfe)
+        words = {"better": "beats it on", "worse": "loses to it on", "open": "is not told from it on"}
+        parts = [f"{words[verdict]} {listed(found[verdict])}" for verdict in words if verdict in found]
+        return f"{family} {listed(parts)}"
+
+    few, many = (16 if 16 in SIZE.truth_nfes else SIZE.truth_nfes[0]), SIZE.truth_nfes[-1]
+    sentences = [
+        f"Against the best baseline at {nfe} calls, {where('Mend', nfe)}; {where('CRS', nfe)}."
+        for nfe in dict.fromkeys((few, many))
+    ]
+    harm = [line for line in costs(results, "Mend") if line]
+    more = f" Mend pays: {listed(harm)}." if harm else " No measure of Mend is worse than that of native sampling."
+    return " ".join(sentences) + more
+
+
+def costs(results: Results, family: str) -> list[str]:
+    """The measures in which a sampler is worse than native sampling at equal calls, by world."""
+    (text,) = truth.COMPARED[family]
+    lines = []
+    for world in SIZE.truth:
+        for name in truth.WORLDS[world].others:
+            calls = [
+                nfe
+                for nfe in SIZE.truth_nfes
+                if truth.against_native(results, f"{world}/{nfe}", text, name).outcome == "fails"
+            ]
+            if calls:
+                numbers = [truth.against_native(results, f"{world}/{nfe}", text, name) for nfe in calls]
+                sign = -1 if name in truth.LOWER else 1
+                values = [sign * one.estimate.mean for one in numbers]
+                span = f"{min(values):+.3f}" + (f" to {max(values):+.3f}" if len(values) > 1 else "")
+                where = truth.WORLDS[world].short
+                lines.append(f"`{name}` on {where} {span} at {listed(list(map(str, calls)))} calls")
+    return lines
+
+
+def costs_list(results: Results) -> str:
+    """The same for every sampler that is compared, as a list."""
+    lines = []
+    for family in truth.COMPARED:
+        found = costs(results, family)
+        lines.append(f"- {family}: {'; '.join(found) if found else 'nothing'}.")
+    return "\n".join(lines)
+
+
+# Tables
+
+
+def world_table(results: Results, world: str) -> str:
+    """Native sampling, the best baseline, CRS and Mend by number of calls, with verdicts; then what the baseline is."""
+    *rows, chosen = truth.verdict_rows(results, SIZE, world, shown_calls())
+    place = truth.WORLDS[world]
+    head = (f"share {place.quality}", *(f"{nfe} calls" for nfe in shown_calls()))
+    table = Table(world, "", head, (tuple((row[0], *row[2:]) for row in rows),))
+    calls = zip(shown_calls(), chosen[2:], strict=True)
+    best = "; ".join(f"`{entry.text}` at {nfe} calls" for nfe, entry in calls)
+    size = f"{len(results.study.seeds)} seeds x {SIZE.truth[world]} samples"
+    return f"{markdown(table).strip()}\n\n{size[0].upper()}{size[1:]}. The best baseline is {best}."
+
+
+def calls_table(results: Results) -> str:
+    """The fewest calls at which the mean quality is that of native sampling with the most calls."""
+    most = SIZE.truth_nfes[-1]
+    samplers = {"native": truth.NATIVE, **{family: text for family, (text,) in truth.COMPARED.items()}}
+
+    def entry(world: str, text: str) -> Entry:
+        found = truth.calls_needed(results, SIZE, world, text)
+        return Entry(f"more than {most}" if found is None else str(found))
+
+    rows = tuple((Entry(family), *(entry(world, text) for world in SIZE.truth)) for family, text in samplers.items())
+    return markdown(Table("calls", "", ("sampler", *(truth.WORLDS[world].short for world in SIZE.truth)), (rows,)))
+
+
+def rivals_table(results: Results) -> str:
+    """Every other sampler at the numbers of calls at which it was run, in each world."""
+    parts = []
+    for nfe in SIZE.rival_nfes:
+        best = {world: truth.best_baseline(results, f"{world}/{nfe}") for world in SIZE.truth}
+        rows = [
+            (Entry("best baseline"), *(
+                Entry(format_estimate(best[world].values(results, f"{world}/{nfe}", truth.WORLDS[world].quality), 3))
+                for world in SIZE.truth
+            ))
+        ]  # fmt: skip
+        for text in (text for texts in truth.RIVALS.values() for text in texts):
+            entries = []
+            for world in SIZE.truth:
+                at = f"{world}/{nfe}"
+                verdict = truth.WORDS[truth.against_baseline(results, at, text).outcome]
+                entries.append(Entry(f"{format_estimate(truth.quality(results, at, text), 3)}, {verdict}"))
+            rows.append((Entry(f"`{text}`"), *entries))
+        head = (f"{nfe} calls", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in SIZE.truth))
+        parts.append(markdown(Table("rivals", "", head, (tuple(rows),))).strip())
+    return "\n\n".join(parts) or "Not run yet."
+
+
+def clues_table(results: Results) -> str:
+    """The share of solved puzzles by number of clues, and where it reaches 90%."""
+    if not SIZE.clue_counts:
+        return "Not run yet."
+    counts = sorted({truth.CLUES, *SIZE.clue_counts})
+    estimates = {
+        text: [results(truth.clue_cell(SIZE, clues, text), "solved") for clues in counts]
+        for text in (truth.NATIVE, truth.MEND)
+    }
+    head = ("clues", *(f"`{text}` solved" for text in estimates))
+    rows = tuple(
+        (Entry(str(clues)), *(Entry(format_estimate(own[i], 3)) for own in estimates.values()))
+        for i, clues in enumerate(counts)
+    )
+    first = next((clues for clues, one in zip(counts, estimates[truth.NATIVE], strict=True) if one.mean >= 0.9), None)
+    reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
+    most = SIZE.truth_nfes[-1]
+    words = f"Native sampling with {most} calls solves 90% of the puzzles {reached}."
+    return f"{markdown(Table('clues', '', head, (rows,))).strip()}\n\n{words}"
+
+
+# Targets
+
+
+def card_figures(name: str) -> dict[str, Any]:
+    """The measured figures behind a model's card."""
+    found: dict[str, Any] = json.loads((ROOT / f"recipes/logs/{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def targets_table(results: Results) -> str:
+    """What was wanted of native sampling with 64 calls, and what the models reach."""
+    most = SIZE.truth_nfes[-1]
+    wanted = [
+        ("molecules valid", "molecules", "valid", 0.95),
+        ("molecules V.U.N.", "molecules", "v.u.n.", WANTED_VUN),
+        (f"puzzles with {truth.CLUES} clues solved", "puzzles", "solved", 0.9),
+        ("boards without clues valid", "boards", "valid", 0.8),
+    ]
+    rows = []
+    for name, world, measure, least in wanted:
+        one = truth.measure(results, f"{world}/{most}/{truth.NATIVE}", measure)
+        mend = truth.measure(results, f"{world}/{most}/{truth.MEND}", measure)
+        reached = "yes" if one.mean >= least else "no"
+        rows.append(
+            (Entry(name), Entry(f"{least:.0%}"), *(Entry(format_estimate(x, 3)) for x in (one, mend)), Entry(reached))
+        )
+    head = (f"{most} calls", "wanted of native", "native", "Mend", "reached by native")
+    return markdown(Table("targets", "", head, (tuple(rows),)))
+
+
+def known_molecules() -> str:
+    """Why V.U.N. cannot be high: the least probability of training molecules under the model."""
+    held_out, length = card_figures("molecules")["held_out"]["test"], 24
+    count = len(HashSet.load(FOLDER / TRAINING))
+    nats = length * held_out["nats"]
+    known = truth.known_mass(count, nats)
+    needed = (math.log(count) - math.log(1 - WANTED_VUN)) / length
+    return (
+        f"On held-out molecules the model's bound is {held_out['nats']:.4f} nats per token, so {nats:.2f} nats for the "
+        f"{length} tokens of a molecule. By Jensen's inequality the mean probability of a molecule of the corpus is at "
+        f"least exp(-{nats:.2f}). The training data has {count:,} different molecules. If they are no less likely than "
+        f"held-out ones, the model gives them at least {count:,} x exp(-{nats:.2f}) = {known:.2f} of its probability. "
+        f"At most {1 - known:.2f} is left for new molecules, so no faithful sampler can have a V.U.N. above "
+        f"{1 - known:.2f}. A V.U.N. of {WANTED_VUN:.0%} needs a bound of {needed:.3f} nats or more: a worse model."
+    )
+
+
+def published_table(results: Results) -> str:
+    """Published figures beside ours."""
+    stored = tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))["figures"]
+    rows = [tuple(Entry(one[key]) for key in ("what", "system", "size", "figure", "source")) for one in stored]
+    own = [
+        ("QM9 SMILES valid", "molecules", "3.7M", 32, "molecules", "valid"),
+        ("QM9 SMILES valid", "molecules", "3.7M", 64, "molecules", "valid"),
+        (f"sudoku solved, {truth.CLUES} clues", "puzzles", "2.0M", 64, "puzzles", "solved"),
+    ]
+    for what, world, size, nfe, at, measure in own:
+        if nfe in SIZE.truth_nfes:
+            for family, text in {"native": truth.NATIVE, "Mend": truth.MEND}.items():
+                value = truth.measure(results, f"{at}/{nfe}/{text}", measure)
+                system = f"limpet `{truth.WORLDS[world].model}`, {family}"
+                figure = f"{value.mean:.1%} at {nfe} calls"
+                rows.append(tuple(map(Entry, (what, system, size, figure, "this page"))))
+    return markdown(Table("published", "", ("what", "system", "parameters", "figure", "source"), (tuple(rows),), 5))
+
+
+def measured(results: Results) -> str:
+    """What was run, and where."""
+    calls = listed(list(map(str, SIZE.truth_nfes)))
+    rivals = f"; the other samplers at {listed(list(map(str, SIZE.rival_nfes)))}" if SIZE.rival_nfes else ""
+    seeds = ", ".join(map(str, results.study.seeds))
+    return f"Seeds {seeds}; {calls} calls{rivals}; in {machines(results.provenance['computed on'])}."
+
+
+def blocks() -> dict[str, str]:
+    """The generated blocks of the page."""
+    results = committed()
+    return {
+        "in short": in_short(results),
+        "measured": measured(results),
+        **{world: world_table(results, world) for world in SIZE.truth},
+        "costs": costs_list(results),
+        "calls": calls_table(results),
+        "rivals": rivals_table(results),
+        "targets": targets_table(results),
+        "known": known_molecules(),
+        "clues": clues_table(results),
+        "published": published_table(results),
+    }
+
+
+if __name__ == "__main__":
+    for name, text in blocks().items():
+        put(PAGE, name, text.strip())
