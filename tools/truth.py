@@ -15,7 +15,7 @@ from typing import Any
 
 from blocks import machines, put
 from limpet.evaluation.checkers.hashes import HashSet
-from limpet.evaluation.checkers.molecules import FOLDER, TRAINING
+from limpet.evaluation.checkers.molecules import FOLDER, TRAINING, MoleculeChecker
 from limpet.experiments import Entry, Results, Table, format_estimate, report
 from limpet.experiments.render import markdown
 from limpet.paper import studies
@@ -62,18 +62,18 @@ def in_short(results: Results) -> str:
 
     def where(family: str, nfe: int) -> str:
         found = verdicts(results, truth.COMPARED[family][0], nfe)
-        words = {"better": "beats it on", "worse": "loses to it on", "open": "is not told from it on"}
+        words = {"better": "right more often on", "worse": "right less often on", "open": "undecided on"}
         parts = [f"{words[verdict]} {listed(found[verdict])}" for verdict in words if verdict in found]
-        return f"{family} {listed(parts)}"
+        return f"{family} is {listed(parts)}"
 
     few, many = (16 if 16 in SIZE.truth_nfes else SIZE.truth_nfes[0]), SIZE.truth_nfes[-1]
     sentences = [
-        f"Against the best baseline at {nfe} calls, {where('Mend', nfe)}; {where('CRS', nfe)}."
+        f"Against the best baseline with {nfe} calls, {where('Mend', nfe)}; {where('CRS', nfe)}."
         for nfe in dict.fromkeys((few, many))
     ]
-    harm = [line for line in costs(results, "Mend") if line]
-    more = f" Mend pays: {listed(harm)}." if harm else " No measure of Mend is worse than that of native sampling."
-    return " ".join(sentences) + more
+    harm = list(dict.fromkeys(line.partition(" +")[0].partition(" -")[0] for line in costs(results, "Mend")))
+    more = f"Mend is worse than native sampling in {listed(harm)}." if harm else ""
+    return "\n".join([*sentences, more])
 
 
 def costs(results: Results, family: str) -> list[str]:
@@ -151,7 +151,7 @@ def rivals_table(results: Results) -> str:
                 at = f"{world}/{nfe}"
                 verdict = truth.WORDS[truth.against_baseline(results, at, text).outcome]
                 entries.append(Entry(f"{format_estimate(truth.quality(results, at, text), 3)}, {verdict}"))
-            rows.append((Entry(f"`{text}`"), *entries))
+            rows.append((Entry(text), *entries))
         head = (f"{nfe} calls", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in SIZE.truth))
         parts.append(markdown(Table("rivals", "", head, (tuple(rows),))).strip())
     return "\n\n".join(parts) or "Not run yet."
@@ -166,7 +166,7 @@ def clues_table(results: Results) -> str:
         text: [results(truth.clue_cell(SIZE, clues, text), "solved") for clues in counts]
         for text in (truth.NATIVE, truth.MEND)
     }
-    head = ("clues", *(f"`{text}` solved" for text in estimates))
+    head = ("clues", *(f"{text}, solved" for text in estimates))
     rows = tuple(
         (Entry(str(clues)), *(Entry(format_estimate(own[i], 3)) for own in estimates.values()))
         for i, clues in enumerate(counts)
@@ -215,8 +215,9 @@ def known_molecules() -> str:
     nats = length * held_out["nats"]
     known = truth.known_mass(count, nats)
     needed = (math.log(count) - math.log(1 - WANTED_VUN)) / length
+    others = sum(MoleculeChecker().held_out["atoms"].values())
     return (
-        f"On held-out molecules the model's bound is {held_out['nats']:.4f} nats per token, so {nats:.2f} nats for the "
+        f"{count / (count + others):.0%} of the corpus is training data. On held-out molecules the model's bound is {held_out['nats']:.4f} nats per token, so {nats:.2f} nats for the "
         f"{length} tokens of a molecule. By Jensen's inequality the mean probability of a molecule of the corpus is at "
         f"least exp(-{nats:.2f}). The training data has {count:,} different molecules. If they are no less likely than "
         f"held-out ones, the model gives them at least {count:,} x exp(-{nats:.2f}) = {known:.2f} of its probability. "
@@ -238,7 +239,7 @@ def published_table(results: Results) -> str:
         if nfe in SIZE.truth_nfes:
             for family, text in {"native": truth.NATIVE, "Mend": truth.MEND}.items():
                 value = truth.measure(results, f"{at}/{nfe}/{text}", measure)
-                system = f"limpet `{truth.WORLDS[world].model}`, {family}"
+                system = f"limpet's {truth.WORLDS[world].model}, {family}"
                 figure = f"{value.mean:.1%} at {nfe} calls"
                 rows.append(tuple(map(Entry, (what, system, size, figure, "this page"))))
     return markdown(Table("published", "", ("what", "system", "parameters", "figure", "source"), (tuple(rows),), 5))

@@ -1,11 +1,13 @@
 """Studies that a checker scores: what is stored and reported, with and without a judge."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import limpet
+from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation import evaluate, find_checker
 from limpet.evaluation.checkers import sudoku
@@ -109,3 +111,16 @@ def test_without_a_judge_or_a_checker_a_study_is_one_sentence():
     one = Study("none", "none", (Cell("a", "mini", limpet.CRS(nfe=2), 1),), (1,), lambda results: ReportContent())
     with pytest.raises(LimpetError, match="needs a judge or a checker"):
         resolve(one, ModelCache("cpu"))
+
+
+def test_bulk_samples_are_scored_by_a_checker(tmp_path, capsys):
+    folder = tmp_path / "samples"
+    options = ["--model", "exact:grammar", "--sampler", "crs", "--nfe", "8", "--n", "40"]
+    assert main(["bulk", str(folder), *options]) == 0
+    capsys.readouterr()
+    assert main(["score", str(folder), "--judge", "none", "--checker", "grammar", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["files"]
+    samples = limpet.sample(limpet.load("exact:grammar"), "crs nfe=8", n=40)
+    expected = evaluate(samples, None, (), checker="grammar")
+    assert list(found["measures"])[:3] == ["grammatical", "distinct", "leaves distance"]
+    assert found["measures"]["grammatical"]["mean"] == pytest.approx(expected.estimate("grammatical").mean)
