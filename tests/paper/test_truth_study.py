@@ -15,9 +15,10 @@ from limpet.experiments.model_cache import ModelCache
 from limpet.experiments.report import content_of
 from limpet.models.exact_sources import source
 from limpet.paper.studies import PRESETS, preset, study, truth
+from limpet.paper.studies.presets import WorldSize
 from limpet.samplers.builtin import BUILTIN
 
-SIZE = preset("mini-cpu")
+SIZE = preset("mini-gpu")
 ALL = [text for texts in truth.BASELINES.values() for text in texts]
 
 
@@ -37,7 +38,7 @@ def test_every_world_has_every_baseline_and_what_is_compared(size):
     assert not found.judges
     names = {cell.name for cell in found.sample_cells}
     for world in size.truth:
-        for nfe in size.truth_nfes:
+        for nfe in size.truth[world].nfes:
             for text in (*ALL, *(text for (text,) in truth.COMPARED.values())):
                 assert f"{world}/{nfe}/{text}" in names
     for cell in found.sample_cells:
@@ -46,8 +47,11 @@ def test_every_world_has_every_baseline_and_what_is_compared(size):
 
 def test_the_full_size_is_that_of_the_page():
     size = preset("mini-gpu")
-    assert size.truth == {"molecules": 1024, "boards": 256, "puzzles": 256, "grammar": 1024}
-    assert (size.truth_nfes, size.rival_nfes, len(size.seeds)) == ((4, 8, 16, 32, 64), (4, 8, 16, 32, 64), 4)
+    assert {world: one.n for world, one in size.truth.items()} == {
+        "molecules": 1024, "boards": 256, "puzzles": 256, "grammar": 1024
+    }  # fmt: skip
+    assert {(one.nfes, one.rival_nfes) for one in size.truth.values()} == {((4, 8, 16, 32, 64), (4, 8, 16, 32, 64))}
+    assert len(size.seeds) == 4
 
 
 def test_every_sampler_of_the_registry_is_compared():
@@ -137,7 +141,7 @@ def test_known_mass_is_exact_for_equal_probabilities():
 
 
 def test_a_run_is_reported_from_its_numbers(tmp_path):
-    size = replace(preset("smoke", 2), truth_nfes=(4,), rival_nfes=())
+    size = replace(preset("smoke"), truth={"grammar": WorldSize(2, (4,))})
     one, models = study("truth", size), ModelCache("cpu")
     store = Store(tmp_path / "store")
     assert not run(one, store, local("cpu", models), models).failed
@@ -149,4 +153,4 @@ def test_a_run_is_reported_from_its_numbers(tmp_path):
     again = report.read_report(one, page.parent)
     assert report.markdown(again, content_of(again)) == (page.parent / "report.md").read_text()
     (scatter,) = content.scatters
-    assert len(scatter.panels) == len(size.truth_nfes)
+    assert len(scatter.panels) == 1

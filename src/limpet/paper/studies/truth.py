@@ -29,7 +29,7 @@ from limpet.experiments import (
 )
 from limpet.experiments.claims import Finding, above
 from limpet.models.prompt_layouts import SudokuLayout
-from limpet.paper.studies.presets import Preset
+from limpet.paper.studies.presets import Preset, WorldSize
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FILE
 from limpet.samplers import Sampler, parse
@@ -75,25 +75,25 @@ def _sampler(text: str) -> Sampler:
     return parse(text)[1]
 
 
-def samplers_at(preset: Preset, nfe: int) -> list[str]:
+def samplers_at(size: WorldSize, nfe: int) -> list[str]:
     """The samplers of a world at a number of calls."""
-    families = FAMILIES if nfe in preset.rival_nfes else {**BASELINES, **COMPARED}
+    families = FAMILIES if nfe in size.rival_nfes else {**BASELINES, **COMPARED}
     return [text for texts in families.values() for text in texts]
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
     """Cells WORLD/NFE/SAMPLER, and clues COUNT/NFE/SAMPLER at the most calls."""
-    for name, n in preset.truth.items():
+    for name, size in preset.truth.items():
         world = WORLDS[name]
-        for nfe in preset.truth_nfes:
-            for text in samplers_at(preset, nfe):
+        for nfe in size.nfes:
+            for text in samplers_at(size, nfe):
                 sampler = _sampler(text).replace(nfe=nfe)
-                yield Cell(f"{name}/{nfe}/{text}", world.model, sampler, n, prompts=_prompts(world.clues))
-    nfe = max(preset.truth_nfes)
+                yield Cell(f"{name}/{nfe}/{text}", world.model, sampler, size.n, prompts=_prompts(world.clues))
     for clues in preset.clue_counts:
+        size = preset.truth["puzzles"]
         for text in (NATIVE, MEND):
-            sampler, n = _sampler(text).replace(nfe=nfe), preset.truth["puzzles"]
-            yield Cell(f"clues {clues}/{nfe}/{text}", "sudoku", sampler, n, prompts=_prompts(clues))
+            sampler = _sampler(text).replace(nfe=max(size.nfes))
+            yield Cell(f"clues {clues}/{sampler.nfe}/{text}", "sudoku", sampler, size.n, prompts=_prompts(clues))
 
 
 def _prompts(clues: int) -> Prompts | None:
@@ -156,8 +156,9 @@ def against_native(results: Results, at: str, text: str, name: str) -> Finding:
 
 def calls_needed(results: Results, preset: Preset, world: str, text: str) -> int | None:
     """The fewest calls at which the mean quality reaches that of native sampling with the most calls."""
-    target = quality(results, f"{world}/{max(preset.truth_nfes)}", NATIVE).mean
-    reached = (nfe for nfe in preset.truth_nfes if quality(results, f"{world}/{nfe}", text).mean >= target)
+    nfes = preset.truth[world].nfes
+    target = quality(results, f"{world}/{max(nfes)}", NATIVE).mean
+    reached = (nfe for nfe in nfes if quality(results, f"{world}/{nfe}", text).mean >= target)
     return min(reached, default=None)
 
 
@@ -173,12 +174,12 @@ def known_mass(molecules: int, nats: float) -> float:
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
     """For each world: the verdicts, every sampler at each number of calls, and what quality costs."""
-    for name in preset.truth:
+    for name, size in preset.truth.items():
         world = WORLDS[name]
-        columns = [f"{nfe} calls" for nfe in preset.truth_nfes]
+        columns = [f"{nfe} calls" for nfe in size.nfes]
         yield results.table(f"truth/{name}", [verdict_rows(results, preset, name)], *columns, world=world.caption)
         yield results.table(f"costs/{name}", [cost_rows(results, preset, name)], *columns, world=world.caption)
-        for nfe in preset.truth_nfes:
+        for nfe in size.nfes:
             at, names = f"{name}/{nfe}", (world.quality, *world.others)
             rows = [
                 (Entry(family), Entry(text), *(_value(results, f"{at}/{text}", one) for one in names))
@@ -197,7 +198,7 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
 def clue_cell(preset: Preset, clues: int, text: str) -> str:
     """The cell of puzzles with so many clues, at the most calls."""
     world = "puzzles" if clues == CLUES else f"clues {clues}"
-    return f"{world}/{max(preset.truth_nfes)}/{text}"
+    return f"{world}/{max(preset.truth['puzzles'].nfes)}/{text}"
 
 
 def _value(results: Results, cell: str, name: str) -> Entry:
@@ -208,7 +209,7 @@ def verdict_rows(
     results: Results, preset: Preset, world: str, nfes: Sequence[int] | None = None
 ) -> Iterator[tuple[Entry, ...]]:
     """Native sampling, the best baseline, and CRS and Mend with the verdict on the difference from that baseline."""
-    places = [f"{world}/{nfe}" for nfe in nfes or preset.truth_nfes]
+    places = [f"{world}/{nfe}" for nfe in nfes or preset.truth[world].nfes]
     yield Entry("native"), Entry(NATIVE), *(Entry(format_estimate(quality(results, at, NATIVE), 3)) for at in places)
     best = [best_baseline(results, at) for at in places]
     values = [one.values(results, at, WORLDS[world].quality) for one, at in zip(best, places, strict=True)]
@@ -227,7 +228,7 @@ def cost_rows(results: Results, preset: Preset, world: str) -> Iterator[tuple[En
     for family, (text,) in COMPARED.items():
         for name in WORLDS[world].others:
             entries = []
-            for nfe in preset.truth_nfes:
+            for nfe in preset.truth[world].nfes:
                 found = against_native(results, f"{world}/{nfe}", text, name)
                 signed = Estimate(-found.estimate.values) if name in LOWER else found.estimate
                 entries.append(Entry(f"{format_signed(signed, 3)}, {WORDS[found.outcome]}"))
@@ -236,9 +237,8 @@ def cost_rows(results: Results, preset: Preset, world: str) -> Iterator[tuple[En
 
 def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
     """Quality by number of calls, one panel a world."""
-    nfes = preset.truth_nfes
-    for i, name in enumerate(preset.truth):
-        world = WORLDS[name]
+    for i, (name, size) in enumerate(preset.truth.items()):
+        world, nfes = WORLDS[name], size.nfes
         lines = [
             results.series(family, [f"{name}/{nfe}/{text}" for nfe in nfes], nfes, world.quality)
             for family, text in {"native": NATIVE, **{family: text for family, (text,) in COMPARED.items()}}.items()
@@ -257,9 +257,9 @@ def scatters(results: PaperResults, preset: Preset) -> Iterator[ScatterPlot]:
         return Point(text, family, x, y, cell, tuple(results.texts.get(cell, ())))
 
     plots: dict[str, list[Point]] = {}
-    for name in preset.truth:
+    for name, size in preset.truth.items():
         world = WORLDS[name]
-        for nfe in preset.truth_nfes:
+        for nfe in size.nfes:
             at = f"{name}/{nfe}"
             plots[f"{world.caption}, {nfe} calls: {world.quality} over {world.others[0]}"] = [
                 point(at, family, text, world)
@@ -274,9 +274,7 @@ def scatters(results: PaperResults, preset: Preset) -> Iterator[ScatterPlot]:
 def claims(results: PaperResults, preset: Preset) -> Claims:
     """CRS and Mend against the best baseline in every world."""
     return {
-        f"{family} on {WORLDS[world].caption}": [
-            against_baseline(results, f"{world}/{nfe}", text) for nfe in preset.truth_nfes
-        ]
-        for world in preset.truth
+        f"{family} on {WORLDS[world].caption}": [against_baseline(results, f"{world}/{nfe}", text) for nfe in size.nfes]
+        for world, size in preset.truth.items()
         for family, (text,) in COMPARED.items()
     }
