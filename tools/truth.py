@@ -29,6 +29,7 @@ REPORT = ROOT / "docs/reports/mini" / studies.study("truth", SIZE).full_name
 PUBLISHED = ROOT / "docs/reports/published-truth.toml"
 COLUMNS = 4  # of numbers in a table
 FEW_AND_MANY = (16, 64)  # calls
+SAMPLERS = {"native": "native", "Mend": "mend"}  # of the cards
 WANTED_VUN = 0.8  # of molecules, where native sampling has 64 calls
 
 
@@ -164,20 +165,13 @@ def clues_table(results: Results) -> str:
     if not SIZE.clue_counts:
         return "Not run yet."
     counts = sorted({truth.CLUES, *SIZE.clue_counts})
-    estimates = {
-        text: [results(truth.clue_cell(SIZE, clues, text), "solved") for clues in counts]
-        for text in (truth.NATIVE, truth.MEND)
-    }
-    head = ("clues", *(f"{text}, solved" for text in estimates))
-    rows = tuple(
-        (Entry(str(clues)), *(Entry(format_estimate(own[i], 3)) for own in estimates.values()))
-        for i, clues in enumerate(counts)
-    )
-    first = next((clues for clues, one in zip(counts, estimates[truth.NATIVE], strict=True) if one.mean >= 0.9), None)
+    solved = [results(truth.clue_cell(SIZE, clues), "solved") for clues in counts]
+    rows = tuple((Entry(str(clues)), Entry(format_estimate(one, 3))) for clues, one in zip(counts, solved, strict=True))
+    first = next((clues for clues, one in zip(counts, solved, strict=True) if one.mean >= 0.9), None)
     reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
     most = max(SIZE.truth["puzzles"].nfes)
     words = f"Native sampling with {most} calls solves 90% of the puzzles {reached}."
-    return f"{markdown(Table('clues', '', head, (rows,))).strip()}\n\n{words}"
+    return f"{markdown(Table('clues', '', ('clues', 'solved by native sampling'), (rows,))).strip()}\n\n{words}"
 
 
 # Targets
@@ -208,7 +202,7 @@ def targets_table() -> str:
     """What was wanted of native sampling with 64 calls, and what the models reach, as their cards measure it."""
     rows = []
     for name, model, task, measure, least in TARGETS:
-        native, mend = (card_value(model, task, sampler, measure) for sampler in (truth.NATIVE, truth.MEND))
+        native, mend = (card_value(model, task, sampler, measure) for sampler in SAMPLERS.values())
         texts = (f"{least:.0%}", format_estimate(native, 3), format_estimate(mend, 3))
         rows.append((Entry(name), *map(Entry, texts), Entry("yes" if native.mean >= least else "no")))
     head = ("64 calls", "wanted of native", "native", "Mend", "reached by native")
@@ -243,7 +237,7 @@ def published_table() -> str:
     rows = [tuple(Entry(one[key]) for key in ("what", "system", "size", "figure", "source")) for one in stored]
     for name, model, task, measure, _ in (TARGETS[0], *TARGETS[2:]):
         size = f"{card_figures(model)['parameters'] / 1e6:.1f}M"
-        for family, sampler in {"native": truth.NATIVE, "Mend": truth.MEND}.items():
+        for family, sampler in SAMPLERS.items():
             figure = f"{card_value(model, task, sampler, measure).mean:.1%} at 64 calls"
             rows.append(tuple(map(Entry, (name, f"limpet's {model}, {family}", size, figure, "its card"))))
     return markdown(Table("published", "", ("what", "system", "parameters", "figure", "source"), (tuple(rows),), 5))

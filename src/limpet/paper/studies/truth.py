@@ -38,7 +38,7 @@ BASELINES: dict[str, list[str]] = FILE["truth"]["baselines"]
 COMPARED: dict[str, list[str]] = FILE["truth"]["compared"]
 RIVALS: dict[str, list[str]] = FILE["truth"]["rivals"]
 FAMILIES = {**BASELINES, **COMPARED, **RIVALS}
-NATIVE, MEND = "native", "mend"
+NATIVE = "native"
 STUDY = {"texts_per_cell": 2, "digits": 6, "metrics": (), "judges": ()}
 WORDS = {"holds": "better", "fails": "worse", "open": "open"}
 DISTANCE = "distance"  # a measure of ours: the mean of a checker's distances
@@ -82,7 +82,7 @@ def samplers_at(size: WorldSize, nfe: int) -> list[str]:
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells WORLD/NFE/SAMPLER, and clues COUNT/NFE/SAMPLER at the most calls."""
+    """Cells WORLD/NFE/SAMPLER, and clues COUNT/NFE/native at the most calls."""
     for name, size in preset.truth.items():
         world = WORLDS[name]
         for nfe in size.nfes:
@@ -91,9 +91,8 @@ def cells(preset: Preset) -> Iterator[Cell]:
                 yield Cell(f"{name}/{nfe}/{text}", world.model, sampler, size.n, prompts=_prompts(world.clues))
     for clues in preset.clue_counts:
         size = preset.truth["puzzles"]
-        for text in (NATIVE, MEND):
-            sampler = _sampler(text).replace(nfe=max(size.nfes))
-            yield Cell(f"clues {clues}/{sampler.nfe}/{text}", "sudoku", sampler, size.n, prompts=_prompts(clues))
+        native = _sampler(NATIVE).replace(nfe=max(size.nfes))
+        yield Cell(clue_cell(preset, clues), "sudoku", native, size.n, prompts=_prompts(clues))
 
 
 def _prompts(clues: int) -> Prompts | None:
@@ -190,15 +189,14 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
             yield results.table(f"samplers/{at}", [rows], *names, place=f"{world.caption}, {nfe} calls")
     if preset.clue_counts:
         counts = sorted({CLUES, *preset.clue_counts})
-        rows = [(Entry(text), *(_value(results, clue_cell(preset, clues, text), "solved") for clues in counts))
-                for text in (NATIVE, MEND)]  # fmt: skip
-        yield results.table("clues", [rows], *(f"{clues} clues" for clues in counts))
+        row = (Entry(NATIVE), *(_value(results, clue_cell(preset, clues), "solved") for clues in counts))
+        yield results.table("clues", [[row]], *(f"{clues} clues" for clues in counts))
 
 
-def clue_cell(preset: Preset, clues: int, text: str) -> str:
-    """The cell of puzzles with so many clues, at the most calls."""
+def clue_cell(preset: Preset, clues: int) -> str:
+    """The cell of native sampling on puzzles with so many clues, with the most calls."""
     world = "puzzles" if clues == CLUES else f"clues {clues}"
-    return f"{world}/{max(preset.truth['puzzles'].nfes)}/{text}"
+    return f"{world}/{max(preset.truth['puzzles'].nfes)}/{NATIVE}"
 
 
 def _value(results: Results, cell: str, name: str) -> Entry:
