@@ -19,7 +19,7 @@ from limpet.models import duo, loading, tensor_files
 from limpet.training import data, heldout, loop, recipe
 
 CPU = torch.device("cpu")
-RECIPES = Path(__file__).parents[2] / "recipes" / "minis"
+LOGS = Path(__file__).parents[2] / "recipes" / "logs"
 
 
 @pytest.fixture(scope="module")
@@ -285,9 +285,9 @@ def test_a_recipe_file_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])
 def test_the_built_in_models_came_from_their_recipes(name: str) -> None:
-    chosen = recipe.read(RECIPES / f"{name}.toml")
+    chosen = recipe.read(name)
     assert chosen.name == name
-    log = [json.loads(line) for line in (RECIPES / "logs" / f"{name}.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (LOGS / f"{name}.jsonl").read_text().splitlines()]
     steps = [line for line in log if "step" in line]
     assert steps[-1]["fraction"] == 1
     assert steps[-1]["seconds"] == pytest.approx(chosen.run.seconds, abs=2)
