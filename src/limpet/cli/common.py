@@ -33,19 +33,16 @@ err = Console(stderr=True, highlight=False)  # progress and remarks
 DEFAULT_MODEL = "mini"
 
 # Options of many commands
+UNSET = tyro.conf.arg(help_behavior_hint="")  # of an option whose default is that it is left out: help prints none
 Model = Annotated[
     str,
     tyro.conf.arg(help="built-in name, folder, file, owner/name on the hub, exact:NAME or ./my.py:factory"),
 ]  # fmt: skip
-Device = Annotated[
-    str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)", help_behavior_hint="")
-]
+Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)"), UNSET]
 Weights = Annotated[
     Literal["ema", "raw"], tyro.conf.arg(help="of a training checkpoint: its running average, or its own weights")
 ]
-Revision = Annotated[
-    str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag", help_behavior_hint="")
-]
+Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag"), UNSET]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample (default: the model's)")]
 ExecutorName = Literal["local", "processes", "ray"]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
@@ -101,8 +98,8 @@ Loading = Annotated[LoadOptions, tyro.conf.arg(name="")]
 DEFAULT_LOADING, DEFAULT_RUNNING = LoadOptions(), RunOptions()
 
 SAMPLER_HELP = (
-    'a sampler and its parameters, such as "crs nfe=16 budget=.25", ./file.py:Name of your own, or a file that `limpet '
-    "tune` wrote; `limpet samplers` lists them"
+    'a sampler and its parameters, such as "crs nfe=16", ./file.py:Name of your own, or a file of `limpet tune`; '
+    "`limpet samplers` lists them"
 )
 SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SAMPLER_HELP)]
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
+from limpet.cli.common import UNSET
 from limpet.errors import LimpetError
 from limpet.files import Toml
 
@@ -30,7 +31,7 @@ def call(command: Callable[..., Any], program: str, arguments: Sequence[str]) ->
     arguments = with_config(list(arguments), hints)
     for name, param in inspect.signature(command).parameters.items():
         if param.default in EMPTY:
-            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+            hints[name] = Annotated[hints[name], UNSET]
     command.__annotations__ = hints
     command.__doc__ = help_text(inspect.getdoc(command) or "")
     markers = tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName
