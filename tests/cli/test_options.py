@@ -195,3 +195,13 @@ def test_a_wrong_type_is_one_sentence():
     for sentence, call in calls.items():
         with pytest.raises(LimpetError, match=re.escape(sentence)):
             call()
+
+
+def test_the_digest_of_weights_does_not_depend_on_precision(capsys):
+    about = [
+        json.loads(output(capsys, "info", model, "--precision", precision, "--json"))
+        for model, precision in (("sudoku", "float32"), ("sudoku", "bfloat16"), ("molecules", "float32"))
+    ]
+    single, half, other = (one["weights digest"] for one in about)
+    assert single == half != other
+    assert about[0]["digest"] != about[1]["digest"]  # of everything that decides the output

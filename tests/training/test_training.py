@@ -279,7 +279,7 @@ def test_a_recipe_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(LimpetError, match=r"bad\.toml is not TOML"):
         recipe.read(tmp_path / "bad.toml")
-    with pytest.raises(LimpetError, match=r"absent\.toml cannot be read .*: name a recipe"):
+    with pytest.raises(LimpetError, match=r"absent\.toml cannot be read .*: name a TOML file, or one of"):
         recipe.read(tmp_path / "absent.toml")
 
 

@@ -66,7 +66,7 @@ def run(
     Args:
         folder: a folder, or any address that fsspec knows
         nfe: network calls, where the sampler does not set its own
-        n: how many samples; of each prompt, if there are prompts
+        n: samples, of each prompt if there are any
         prompt: text that every sample begins with
         prompts: a file of prompts: one on each line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, as for `limpet sample`; can be repeated

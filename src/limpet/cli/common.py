@@ -39,9 +39,7 @@ Model = Annotated[
     tyro.conf.arg(help="built-in name, folder, file, owner/name on the hub, exact:NAME or ./my.py:factory"),
 ]  # fmt: skip
 Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)"), UNSET]
-Weights = Annotated[
-    Literal["ema", "raw"], tyro.conf.arg(help="of a training checkpoint: its running average, or its own weights")
-]
+Weights = Annotated[Literal["ema", "raw"], tyro.conf.arg(help="a checkpoint's running average, or its own weights")]
 Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag"), UNSET]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample (default: the model's)")]
 ExecutorName = Literal["local", "processes", "ray"]

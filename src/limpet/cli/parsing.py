@@ -66,9 +66,9 @@ def with_config(arguments: list[str], hints: Mapping[str, Any]) -> list[str]:
     if not path or path.startswith("--"):
         raise LimpetError("--config takes a TOML file of options, such as nfe = 16")
     rest = arguments[:at] + arguments[at + (1 if equals else 2) :]
-    given = {one.partition("=")[0].replace("_", "-") for one in rest if one.startswith("--")}
+    on_line = {one.partition("=")[0].replace("_", "-") for one in rest if one.startswith("--")}
     for option, value in flat(Toml(path, "name a TOML file of options").content):
-        if f"--{option}" not in given:
+        if f"--{option}" not in on_line:
             rest += written(option, value, hints.get(option.replace("-", "_")))
     return rest
 
