@@ -9,24 +9,7 @@ from limpet.evaluation.scores import Measure, Scores, evaluate, features
 from limpet.evaluation.statistics import Estimate
 
 __all__ = [
-    "METRICS",
-    "Checker",
-    "Comparison",
-    "Estimate",
-    "Judge",
-    "JudgeScores",
-    "Measure",
-    "SampleSet",
-    "SamplerScores",
-    "ScoreCache",
-    "Scores",
-    "compare",
-    "convention_for",
-    "evaluate",
-    "features",
-    "find_checker",
-    "judge_for",
-    "load_judge",
-    "source_judge",
-    "text_pieces",
-]
+    "METRICS", "Checker", "Comparison", "Estimate", "Judge", "JudgeScores", "Measure", "SampleSet", "SamplerScores",
+    "ScoreCache", "Scores", "compare", "convention_for", "evaluate", "features", "find_checker", "judge_for",
+    "load_judge", "source_judge", "text_pieces",
+]  # fmt: skip

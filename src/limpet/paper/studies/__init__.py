@@ -113,16 +113,6 @@ def with_length(one: Study, length: int) -> Study:
 
 
 __all__ = [
-    "AUDITS",
-    "NOT_IN_PAPER",
-    "PRESETS",
-    "STUDIES",
-    "TEXTS",
-    "Preset",
-    "all_studies",
-    "audit_presets",
-    "module_of",
-    "preset",
-    "study",
-    "with_length",
-]
+    "AUDITS", "NOT_IN_PAPER", "PRESETS", "STUDIES", "TEXTS", "Preset", "all_studies", "audit_presets", "module_of",
+    "preset", "study", "with_length",
+]  # fmt: skip
