@@ -50,7 +50,7 @@ def study(name: str, size: Any) -> Study:
         return ReportContent(
             tables=tuple(parts.get("tables", ())),
             figures=(Figure(name, caption, panels, columns=texts.get("columns", 3)),) if panels else (),
-            contrasts=tuple(parts.get("contrasts", ())),
+            contrasts=(*parts.get("contrasts", ()), *paper_results.defined_contrasts()),
             claims=tuple(_claims(paper_results, parts.get("claims", {}))),
             scatters=tuple(parts.get("scatters", ())),
         )

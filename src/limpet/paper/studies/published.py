@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Entry, Finding, Results, Series, Table, claims, estimate_series, format_estimate
+from limpet.experiments import (
+    Contrast,
+    Entry,
+    Finding,
+    Results,
+    Series,
+    Table,
+    claims,
+    estimate_series,
+    format_estimate,
+)
 from limpet.paper.studies.presets import read_toml
 
 METRIC_CAPTIONS = {
@@ -153,29 +163,51 @@ class PaperResults(Results):
         return self.series(name, cells, x, y, notes=notes)
 
     def finding(self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
-        """A finding about a difference of cells, with the paper's value."""
-        paper = published(self.paper_measure(measure), *cells)
-        return make(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
+        """A finding about a difference of cells, with the paper's value.
+
+        measure: "nll:2" is under the second judge, which may be missing here."""
+        if measure != "nll:2":
+            estimate, measure = self.contrast(*cells, measure=measure), self.paper_measure(measure)
+        elif len(self.judges) > 1:
+            name, estimate = f"{name} ({self.judges[1]})", self.contrast(*cells, measure=f"nll:{self.judges[1]}")
+        else:
+            name, estimate = f"{name} (second judge)", self.missing("one judge here")
+        return make(name, estimate, paper=published(measure, *cells), **bound)
 
     def missing(self, reason: str) -> Estimate:
         """An estimate without a value in any seed, and why."""
         count = len(self.study.seeds)
         return Estimate(np.full(count, math.nan), (reason,) * count)
 
+    def expanded(self, rule: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+        """The name and the cells of a rule of the study's texts, at every combination of its `each`."""
+        each = {
+            name: getattr(self.preset, values) if isinstance(values, str) else values
+            for name, values in rule.get("each", {}).items()
+        }
+        for values in product(*each.values()):
+            fields = {"preset": self.preset, **dict(zip(each, values, strict=True))}
+            name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
+            yield name, cells
+
     def defined_findings(self, claim: Mapping[str, Any]) -> list[Finding]:
-        """The findings that the study's texts define for a claim: every rule, at every combination of its `each`."""
+        """The findings that the study's texts define for a claim."""
         found = []
         for rule in claim.get("findings", ()):
-            each = {
-                name: getattr(self.preset, values) if isinstance(values, str) else values
-                for name, values in rule.get("each", {}).items()
-            }
             options = {name: rule[name] for name in ("measure", "bound") if name in rule}
-            for values in product(*each.values()):
-                fields = {"preset": self.preset, **dict(zip(each, values, strict=True))}
-                name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
-                found.append(self.finding(SIDES[rule["side"]], name, *cells, **options))
+            found += [self.finding(SIDES[rule["side"]], name, *cells, **options) for name, cells in self.expanded(rule)]
         return found
+
+    def defined_contrasts(self) -> Iterator[Contrast]:
+        """The contrasts of NLL that the study's texts define, under the first judge or under one after the other."""
+        rules, by_judge = self.study_texts.get("contrasts", ()), self.study_texts.get("contrasts_by_judge", False)
+        judges = {f"nll:{judge}": f" ({judge})" for judge in self.judges} if by_judge else {"nll": ""}
+        for (measure, suffix), rule in product(judges.items(), rules):
+            for name, cells in self.expanded(rule):
+                paper = self.paper_text(row_name(*cells), measure) if rule.get("paper") == "printed" else ""
+                if rule.get("paper") == "derived" and (value := published("nll", *cells)):
+                    paper = f"{value.mean:+.3f}"
+                yield Contrast(name + suffix, self.contrast(*cells, measure=measure), paper)
 
 
 def ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:
