@@ -162,11 +162,21 @@ class PaperResults(Results):
         notes = tuple(f"({self(cell, note).mean:.2f})" for cell in cells)
         return self.series(name, cells, x, y, notes=notes)
 
-    def finding(self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
-        """A finding about a difference of cells, with the paper's value.
+    def at_equal(self, cell: str, on: str = "entropy", measure: str = "nll") -> Estimate:
+        """A cell minus its model's global top-p at equal diversity, on the part of the curve that does not fold."""
+        role = cell.partition("/")[0]
+        return self.matched(cell, [f"{role}/p/{p}" for p in self.preset.curve_top_ps[role]], on, measure)
+
+    def finding(
+        self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", on: str = "", **bound: float
+    ) -> Finding:
+        """A finding about a difference of cells, or about a cell against global top-p at equal `on`, with the paper's
+        value.
 
         measure: "nll:2" is under the second judge, which may be missing here."""
-        if measure != "nll:2":
+        if on:
+            estimate, cells = self.at_equal(*cells, on, measure), (f"{cells[0]} at equal {on}",)
+        elif measure != "nll:2":
             estimate, measure = self.contrast(*cells, measure=measure), self.paper_measure(measure)
         elif len(self.judges) > 1:
             name, estimate = f"{name} ({self.judges[1]})", self.contrast(*cells, measure=f"nll:{self.judges[1]}")
@@ -194,7 +204,7 @@ class PaperResults(Results):
         """The findings that the study's texts define for a claim."""
         found = []
         for rule in claim.get("findings", ()):
-            options = {name: rule[name] for name in ("measure", "bound") if name in rule}
+            options = {name: rule[name] for name in ("measure", "bound", "on") if name in rule}
             found += [self.finding(SIDES[rule["side"]], name, *cells, **options) for name, cells in self.expanded(rule)]
         return found
 
@@ -204,10 +214,14 @@ class PaperResults(Results):
         judges = {f"nll:{judge}": f" ({judge})" for judge in self.judges} if by_judge else {"nll": ""}
         for (measure, suffix), rule in product(judges.items(), rules):
             for name, cells in self.expanded(rule):
-                paper = self.paper_text(row_name(*cells), measure) if rule.get("paper") == "printed" else ""
+                if on := rule.get("on", ""):
+                    row, estimate = f"{cells[0]} at equal {on}", self.at_equal(*cells, on)
+                else:
+                    row, estimate = row_name(*cells), self.contrast(*cells, measure=measure)
+                paper = self.paper_text(row, measure) if rule.get("paper") == "printed" else ""
                 if rule.get("paper") == "derived" and (value := published("nll", *cells)):
                     paper = f"{value.mean:+.3f}"
-                yield Contrast(name + suffix, self.contrast(*cells, measure=measure), paper)
+                yield Contrast(name + suffix, estimate, paper)
 
 
 def ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:
