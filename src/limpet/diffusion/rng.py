@@ -67,6 +67,11 @@ class CounterRNG:
         if isinstance(self.seed, int) and not 0 <= self.seed < SEED_LIMIT:
             raise LimpetError(f"seed is {self.seed}; it must be a whole number from 0 to 2**64 - 1")
 
+    def of(self, rows: Tensor, canvas: int = 0) -> CounterRNG:
+        """The randomness of some of the samples, in a canvas of a longer text."""
+        seed = self.seed if isinstance(self.seed, int) else self.seed[rows]
+        return CounterRNG(canvas_seed(seed, canvas), self.samples[rows])
+
     def uniforms(
         self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
