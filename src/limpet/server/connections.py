@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
         self._queue: Queue = app.state.queue
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._queue.close()
+        await self._queue.drain(lambda: self.force_exit)
         asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._abort_connections)
         await super().shutdown(sockets)
 
