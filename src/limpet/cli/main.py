@@ -23,7 +23,7 @@ COMMANDS = {  # in the order in which a user meets them
     "score": "every metric for texts of any origin",
     "watch": "a sample takes shape in the terminal",
     "view": "recorded trajectories as one self-contained page",
-    "serve": "the playground in a browser",
+    "serve": "the playground in a browser, and an OpenAI-compatible API",
     "bulk": "many samples, into a folder, resumably",
     "tune": "the best parameters for a model, a judge and a number of calls",
     "study": "a study of your own: samplers, models and metrics",
@@ -125,8 +125,9 @@ def _run(name: str, arguments: list[str], program: str = "limpet", commands: dic
     import tyro
 
     package = "limpet.cli" if program == "limpet" else "limpet.cli.paper"
-    command = importlib.import_module(f"{package}.{name}").run
-    return tyro.extras.subcommand_cli_from_dict({name: command}, prog=program, args=arguments)
+    module = importlib.import_module(f"{package}.{name}")
+    arguments = getattr(module, "with_config", list)(arguments)
+    return tyro.extras.subcommand_cli_from_dict({name: module.run}, prog=program, args=arguments)
 
 
 if __name__ == "__main__":

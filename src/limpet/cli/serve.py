@@ -1,11 +1,14 @@
-"""`limpet serve`: the playground in a browser, and its JSON API."""
+"""`limpet serve`: the playground in a browser, and an OpenAI-compatible API."""
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import signal
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -20,6 +23,7 @@ from limpet.cli.common import (
     err,
 )
 from limpet.errors import LimpetError, import_extra
+from limpet.files import Toml
 from limpet.generation import sample
 from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
@@ -39,16 +43,24 @@ def run(
     names: tuple[str, ...] = (),
     proxy: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     judge: str = "auto",
+    api: bool = False,
+    api_key: str | None = None,
+    playground: bool = False,
+    access_log: bool = False,
+    log_level: Literal["debug", "info", "warning", "error"] = "error",
+    config: str | None = None,
     loading: Loading = DEFAULT_LOADING,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
 ) -> None:
-    """Serve the playground: choose a model and samplers, and watch every network call. Ctrl-C stops it.
+    """Serve the playground, where every network call can be watched, or an OpenAI-compatible API. Ctrl-C stops it.
 
     $ limpet serve
     $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
     $ limpet serve --names play.example.org --proxy 127.0.0.1
+    $ limpet serve --api --models mini --limit.batch 32
+    $ limpet serve --config server.toml
 
     Args:
         models: the models that can be chosen, the default one first; default: all that are built in
@@ -58,6 +70,13 @@ def run(
         proxy: the address of a trusted proxy, or a network such as 10.0.0.0/8; its X-Forwarded-For names the client
         judge: what scores the texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
             mini-judge where it is installed
+        api: serve the OpenAI-compatible API under /v1, and /metrics
+        api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none); other users of
+            this machine can read a command line
+        playground: serve the page beside the API, too; it has no key
+        access_log: print a line for every request
+        log_level: the least important messages that are printed
+        config: a TOML file with any of these options; the command line's come after the file's
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
@@ -70,15 +89,45 @@ def run(
     listener = listen(host, port)
     known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
     worker = workers.in_processes(partial(load_resources, known, judge, loading))
-    app = application(worker, limits, host, names, first, available_with(first), proxy)
+    api_key = api_key or os.environ.get("LIMPET_API_KEY") or None
+    offered = available_with(first)
+    app = application(
+        worker, limits, host, names, first, offered, proxy, page=playground or not api, api=api, api_key=api_key
+    )
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     shown = f"[{host}]" if ":" in host else host
     err.print(f"limpet serves {', '.join(known)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
     # uvicorn stops at either signal, and then raises it again for the handler that was there before.
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     gc.freeze()  # what is loaded now stays: the garbage collector need not look through it
-    Server(app).run([listener])
+    Server(app, log_level="info" if access_log else log_level, access_log=access_log).run([listener])
     for one, handler in before.items():
         signal.signal(one, handler)
+
+
+def with_config(arguments: list[str]) -> list[str]:
+    """The arguments with the options of the file that --config names in front: `port = 9000`, `models = ["mini"]`, and
+    `[limit]` with `batch = 32`."""
+    for i, argument in enumerate(arguments):
+        name, equals, path = argument.partition("=")
+        if name == "--config" and (equals or i + 1 < len(arguments)):
+            content = Toml(path if equals else arguments[i + 1], "name a file with options of limpet serve").content
+            rest = arguments[1:i] + arguments[i + (1 if equals else 2) :]
+            return [arguments[0], *_arguments(content, "--"), *rest]
+    return arguments
+
+
+def _arguments(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in values.items():
+        option = prefix + name.replace("_", "-")
+        if isinstance(value, Mapping):
+            yield from _arguments(value, f"{option}.")
+        elif isinstance(value, bool):
+            yield option if value else f"{prefix}no-{name.replace('_', '-')}"
+        elif isinstance(value, list) and option in ("--sampler", "--proxy"):  # each stands after an option of its own
+            yield from (part for one in value for part in (option, str(one)))
+        else:
+            yield from (option, *map(str, value if isinstance(value, list) else [value]))
 
 
 def load_resources(models: tuple[str, ...], judge: str, loading: LoadOptions) -> Resources:

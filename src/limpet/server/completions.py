@@ -211,6 +211,8 @@ def _draw_canvases(
     begun = model.after(prompts) if prompts.numel() else model
     ends, decode = set(model.ends), model.tokenizer.decode  # type: ignore[union-attr]
 
+    fitting, canvases = sampler.clamped(model.length, model.vocab_size), rows[0].canvases
+
     def choice(row: Row, ids: Sequence[int]) -> dict[str, Any]:
         count = next((i for i, token in enumerate(ids) if token in ends), len(ids))
         most = row.end - row.start
@@ -218,10 +220,10 @@ def _draw_canvases(
         return {"text": decode(ids[: min(count, most)]), "finish_reason": reason, "tokens": min(count + 1, most)}
 
     def tell_all(tokens: Tensor) -> None:
-        for row, ids in zip(rows, tokens.tolist(), strict=True):
+        is_last = tokens.shape[1] == canvases * model.length
+        for row, ids in zip(rows, [] if is_last else tokens.tolist(), strict=not is_last):
             tell(row, "text", {"text": choice(row, ids)["text"]})
 
-    fitting, canvases = sampler.clamped(model.length, model.vocab_size), rows[0].canvases
     with torch.inference_mode():
         found = replies(begun, fitting, _rng(model, rows), canvases, lambda _: report("", None), tell_all)
     for row, ids in zip(rows, found.tokens.tolist(), strict=True):

@@ -130,12 +130,14 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which stops within seconds and answers 503 to every client that still waits."""
+    """uvicorn's server. When it stops, it finishes the API's requests that run, and answers 503 to all others.
 
-    def __init__(self, app: Any) -> None:
+    settings: of uvicorn, in place of those here."""
+
+    def __init__(self, app: Any, **settings: Any) -> None:
         proxies = list(map(str, app.state.proxies))
         config = uvicorn.Config(
-            app, http=Connection, proxy_headers=bool(proxies), forwarded_allow_ips=proxies, **SETTINGS
+            app, http=Connection, proxy_headers=bool(proxies), forwarded_allow_ips=proxies, **{**SETTINGS, **settings}
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that left
