@@ -68,7 +68,7 @@ def run(
         port: the port to listen on; 0 takes any free one
         names: further host names that the server answers to, such as a proxy's; it refuses all others
         proxy: the address of a trusted proxy, or a network such as 10.0.0.0/8; its X-Forwarded-For names the client
-        judge: what scores the texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
+        judge: what scores the playground's texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
             mini-judge where it is installed
         api: serve the OpenAI-compatible API under /v1, and /metrics
         api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none); other users of
@@ -88,12 +88,11 @@ def run(
     first = named_samplers(sampler, min(CALLS, limits.calls))
     listener = listen(host, port)
     known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
-    worker = workers.in_processes(partial(load_resources, known, judge, loading))
+    page = playground or not api
+    worker = workers.in_processes(partial(load_resources, known, judge if page else "none", loading))
     api_key = api_key or os.environ.get("LIMPET_API_KEY") or None
     offered = available_with(first)
-    app = application(
-        worker, limits, host, names, first, offered, proxy, page=playground or not api, api=api, api_key=api_key
-    )
+    app = application(worker, limits, host, names, first, offered, proxy, page=page, api=api, api_key=api_key)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     shown = f"[{host}]" if ":" in host else host
     err.print(f"limpet serves {', '.join(known)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
