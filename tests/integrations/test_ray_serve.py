@@ -44,7 +44,7 @@ def replicas():
 def test_two_replicas_answer_while_one_is_killed(address):
     """Every request gets one answer: the library's text, or an error. After the kill, the other replica answers all."""
     client = openai.OpenAI(base_url=address, api_key="k", max_retries=0, timeout=GUARD)
-    killed, seen, lock = threading.Event(), {"before": 0, "ids": set()}, threading.Lock()
+    killed, answered, lock = threading.Event(), {"before": 0, "ids": set()}, threading.Lock()
 
     def answer(seed):
         try:
@@ -52,15 +52,16 @@ def test_two_replicas_answer_while_one_is_killed(address):
                 model="exact:words", prompt="moon ", seed=seed, max_tokens=20, extra_body={"nfe": 16}
             )
         except openai.APIError as error:
-            return type(error).__name__
+            return f"{type(error).__name__}: {error}"
         with lock:
-            assert found.id not in seen["ids"]  # nothing is answered twice
-            seen["ids"].add(found.id)
+            assert found.id not in answered["ids"]  # nothing is answered twice
+            answered["ids"].add(found.id)
         return found.choices[0].text
 
     model = limpet.load("exact:words")
     expected = [limpet.sample(model, CRS(nfe=16), 1, seed, prompt="moon ").texts[0][5:25] for seed in range(60)]
     with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(answer, range(24))) == expected[:24]
         jobs = []
         for seed in range(60):
             jobs.append(pool.submit(answer, seed))
@@ -73,7 +74,7 @@ def test_two_replicas_answer_while_one_is_killed(address):
     assert killed.is_set()
     wrong = {seed: one for seed, one in enumerate(answers) if one != expected[seed]}
     print(wrong)
-    assert all(one.endswith("Error") for one in wrong.values())
+    assert all(one.startswith(("InternalServerError", "APIConnectionError")) for one in wrong.values()), wrong
     assert len(wrong) <= 16  # what ran on one replica, and what was on its way there
     wait_for(lambda: answer(0) == expected[0], "an answer of the replica that is left")
     assert [answer(seed) for seed in range(8)] == expected[:8]

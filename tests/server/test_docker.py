@@ -29,7 +29,8 @@ def file(tmp_path):
     path = tmp_path / "server.toml"
     path.write_text(
         'port = 9000\nmodels = ["mini", "exact:words"]\nsampler = ["native", "crs budget=.25"]\n'
-        'proxy = ["10.0.0.0/8"]\napi = true\naccess_log = true\nplayground = false\nprecision = "auto"\n[limit]\nbatch = 32\nwait = 0.5\n'
+        'proxy = ["10.0.0.0/8"]\napi = true\naccess_log = true\nplayground = false\nprecision = "auto"\n'
+        "[limit]\nbatch = 32\nwait = 0.5\n"
     )
     return str(path)
 
@@ -53,11 +54,11 @@ def test_the_command_line_comes_after_the_file(file):
 
 
 def test_a_wrong_file_is_refused(file, capsys):
-    for text, said in (("prt = 1", "--prt"), ('port = "x"', "--port"), ("[limit]\nbach = 1", "--limit.bach")):
+    for text, named in (("prt = 1", "--prt"), ('port = "x"', "--port"), ("[limit]\nbach = 1", "--limit.bach")):
         Path(file).write_text(text)
         with pytest.raises(SystemExit):
             options_of(["--config", file])
-        assert said in capsys.readouterr().err
+        assert named in capsys.readouterr().err
     Path(file).write_text("port = ")
     with pytest.raises(LimpetError, match="is not TOML"):
         options_of(["--config", file])

@@ -225,10 +225,10 @@ def test_the_key_guards_what_it_should(server):
 
 
 def test_metrics_are_prometheus_text(server, client):
-    def value(name, **labels):
+    def value(name, **tags):
         text = server.get("/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
         samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(one.value for one in samples if one.name == name and tags.items() <= one[1].items())
 
     path = "/v1/completions"
     names = ["limpet_requests_total", "limpet_network_calls_total", "limpet_completion_tokens_total"]

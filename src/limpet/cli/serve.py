@@ -68,8 +68,8 @@ def run(
         port: the port to listen on; 0 takes any free one
         names: further host names that the server answers to, such as a proxy's; it refuses all others
         proxy: the address of a trusted proxy, or a network such as 10.0.0.0/8; its X-Forwarded-For names the client
-        judge: what scores the playground's texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
-            mini-judge where it is installed
+        judge: what scores the playground's texts: mini-judge, a folder, a causal language model on the hub, or none;
+            auto is mini-judge where it is installed
         api: serve the OpenAI-compatible API under /v1, and /metrics
         api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none); other users of
             this machine can read a command line

@@ -69,8 +69,9 @@ class CounterRNG:
 
     def of(self, rows: Tensor, canvas: int = 0) -> CounterRNG:
         """The randomness of some of the samples, in a canvas of a longer text."""
-        seed = self.seed if isinstance(self.seed, int) else self.seed[rows]
-        return CounterRNG(canvas_seed(seed, canvas), self.samples[rows])
+        if isinstance(self.seed, int):
+            return CounterRNG(canvas_seed(self.seed, canvas), self.samples[rows])
+        return CounterRNG(canvas_seed(self.seed[rows], canvas), self.samples[rows])
 
     def uniforms(
         self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -62,25 +62,18 @@ class Row(NamedTuple):
     """One sample of a batch: what is fixed in it, and where its completion stands."""
 
     request: int  # the number of its request in the batch
+    choice: int  # its number in the request
     seed: int
-    index: int  # its number under the seed
+    sample: int  # its number under the seed
     fixed: Tensor  # (L,) with -1 where it is free; of a Canvas model (P,), the tokens before the reply
     start: int
     end: int
-    canvases: int = 0
+    canvases: int
 
     @property
     def layout(self) -> Hashable:
         """Rows with the same layout run in one batch."""
         return len(self.fixed), self.canvases
-
-
-@dataclass
-class Answer:
-    """What is known of the completions of one request."""
-
-    missing: int
-    choices: list[dict[str, Any]] = field(default_factory=list)
 
 
 def completions(resources: Resources, requests: Sequence[TextRequest], report: Report) -> None:
@@ -94,22 +87,20 @@ def completions(resources: Resources, requests: Sequence[TextRequest], report: R
         except LimpetError as error:
             rows.append([])
             report("refused", (number, str(error)))
-    answers = [Answer(len(own), [{} for _ in own]) for own in rows]
-    places = {id(row): place for own in rows for place, row in enumerate(own)}
+    choices: list[dict[int, dict[str, Any]]] = [{} for _ in requests]
 
     def finish(row: Row, choice: dict[str, Any]) -> None:
-        answer = answers[row.request]
-        answer.choices[places[id(row)]] = choice
-        answer.missing -= 1
-        if not answer.missing:
-            request = requests[row.request]
-            prompt_tokens = sum(own.start for own in rows[row.request][:: request.n])
-            about = request.described or sampler.to_dict()
-            result = {"choices": answer.choices, "prompt_tokens": prompt_tokens, "sampler": about, "nfe": sampler.nfe}
-            report("done", (row.request, result))
+        request, own, found = requests[row.request], rows[row.request], choices[row.request]
+        found[row.choice] = choice
+        if len(found) == len(own):
+            report("done", (row.request, {
+                "choices": [found[i] for i in range(len(own))],
+                "prompt_tokens": sum(one.start for one in own[:: request.n]),
+                "sampler": request.described or sampler.to_dict(), "nfe": sampler.nfe,
+            }))  # fmt: skip
 
     def tell(row: Row, kind: str, data: dict[str, Any]) -> None:
-        report(kind, (row.request, {"index": places[id(row)], **data}))
+        report(kind, (row.request, {"index": row.choice, **data}))
 
     layouts: dict[Hashable, list[Row]] = {}
     for row in (row for own in rows for row in own):
@@ -125,6 +116,7 @@ def completions(resources: Resources, requests: Sequence[TextRequest], report: R
                 _draw(model, sampler, some, watched, report, finish, tell)
 
 
+Place = tuple[Tensor, int, int, int]  # the last fields of a Row
 Finish = Callable[[Row, dict[str, Any]], None]
 Tell = Callable[[Row, str, dict[str, Any]], None]
 
@@ -133,33 +125,38 @@ def _rows(model: Denoiser, request: TextRequest, number: int) -> Iterator[Row]:
     """The samples of one request. Raises where the model cannot draw them."""
     if model.tokenizer is None:
         raise LimpetError(f"{model.name} has no tokenizer, so its samples have no text: choose another model")
-    find = _canvas_row if isinstance(model, Canvas) else _plain_row
+    choice = 0
     for prompt in request.prompts:
-        for index in range(request.n):
-            yield find(model, request, number, prompt, index)
+        if isinstance(model, Canvas):
+            place = _canvas_place(model, request, prompt)
+        else:
+            place = _plain_place(model, request, prompt)
+        for sample in range(request.n):
+            yield Row(number, choice, request.seed, sample, *place)
+            choice += 1
 
 
-def _plain_row(model: Denoiser, request: TextRequest, number: int, prompt: Any, index: int) -> Row:
+def _plain_place(model: Denoiser, request: TextRequest, prompt: Any) -> Place:
     if model.prompt_layout is not None and request.suffix:
         raise LimpetError(f"{model.name} knows rows of one form: leave the suffix out")
     ids = prompt_tokens(model, list(prompt) if isinstance(prompt, tuple) else prompt) if prompt else []
     if model.prompt_layout is not None and not ids:
         ids = ids_of(model, model.prompt_layout.empty, "the prompt")
     after = ids_of(model, request.suffix, "the suffix") if request.suffix else []
-    given, most = len(ids) + len(after), min(model.length, request.limit)
+    known, most = len(ids) + len(after), min(model.length, request.limit)
     is_whole = isinstance(model, Source) or model.prompt_layout is not None  # it knows no other length
-    if given >= most or (is_whole and model.length > request.limit):
+    if known >= most or (is_whole and model.length > request.limit):
         raise LimpetError(
-            f"prompt and suffix have {given} tokens, and a text of {model.name} has at most {most} here: shorten them"
+            f"prompt and suffix have {known} tokens, and a text of {model.name} has at most {most} here: shorten them"
         )
-    count = min(most - given, request.max_tokens or most)
-    rounded = -(-(given + count) // LENGTH_STEP) * LENGTH_STEP
+    count = min(most - known, request.max_tokens or most)
+    rounded = -(-(known + count) // LENGTH_STEP) * LENGTH_STEP
     length = model.length if is_whole else min(most, rounded)
     (fixed,) = fixed_tokens(model, 1, length, ids, {len(ids) + count: after} if after else None)
-    return Row(number, request.seed, index, fixed, len(ids), len(ids) + count)
+    return fixed, len(ids), len(ids) + count, 0
 
 
-def _canvas_row(model: Canvas, request: TextRequest, number: int, prompt: Any, index: int) -> Row:
+def _canvas_place(model: Canvas, request: TextRequest, prompt: Any) -> Place:
     if request.suffix:
         raise LimpetError(f"{model.name} writes replies: leave the suffix out")
     begin = [] if model.begin is None else [model.begin]
@@ -176,7 +173,7 @@ def _canvas_row(model: Canvas, request: TextRequest, number: int, prompt: Any, i
             "shorten the prompt or lower max_tokens"
         )
     fixed = torch.tensor(ids, dtype=torch.long)
-    return Row(number, request.seed, index, fixed, len(ids), len(ids) + count, -(-count // model.length))
+    return fixed, len(ids), len(ids) + count, -(-count // model.length)
 
 
 def _draw(
@@ -213,7 +210,7 @@ def _draw_canvases(
 
     fitting, canvases = sampler.clamped(model.length, model.vocab_size), rows[0].canvases
 
-    def choice(row: Row, ids: Sequence[int]) -> dict[str, Any]:
+    def choice(row: Row, ids: list[int]) -> dict[str, Any]:
         count = next((i for i, token in enumerate(ids) if token in ends), len(ids))
         most = row.end - row.start
         reason = "stop" if count < min(len(ids), most) else "length"
@@ -232,5 +229,5 @@ def _draw_canvases(
 
 def _rng(model: Denoiser, rows: Sequence[Row]) -> CounterRNG:
     """The random numbers of the rows: those that `limpet.sample` gives each under its seed."""
-    seeds, samples = torch.tensor([[row.seed, row.index] for row in rows], device=model.device).T
+    seeds, samples = torch.tensor([[row.seed, row.sample] for row in rows], device=model.device).T
     return CounterRNG(seeds, samples)

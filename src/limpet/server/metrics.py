@@ -25,15 +25,15 @@ ABOUT = {  # name: (type, help)
 
 
 class Metrics:
-    """Sums by name and labels. Any thread may add."""
+    """Sums by name and tags. Any thread may add."""
 
     def __init__(self) -> None:
         self._sums: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, name: str, amount: float = 1, **labels: object) -> None:
+    def add(self, name: str, amount: float = 1, **tags: object) -> None:
         """Add to a counter, or observe a value of a summary."""
-        about = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        about = ",".join(f'{tag}="{value}"' for tag, value in tags.items())
         shown = f"{{{about}}}" if about else ""
         with self._lock:
             if ABOUT[name][0] == "summary":

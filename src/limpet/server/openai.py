@@ -50,9 +50,10 @@ def error_body(error: LimpetError, status: int) -> dict[str, Any]:
 
 def check_key(key: str | None, header: str) -> None:
     """Raise unless an Authorization header holds the key, if there is one. The comparison takes constant time."""
-    scheme, _, given = header.partition(" ")
+    scheme, _, credentials = header.partition(" ")
     if key is not None and not (
-        hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()) and scheme.lower() == "bearer"
+        hmac.compare_digest(credentials.strip().encode("latin-1", "replace"), key.encode())
+        and scheme.lower() == "bearer"
     ):
         raise ApiError(
             "the API key is missing or wrong: send it as Authorization: Bearer KEY", None, "invalid_api_key", 401
@@ -114,6 +115,13 @@ class Body:
     nfe: int | None = takes(None, "a whole number from 2", _is_whole(2))
     steps: bool = takes(False, "true or false", lambda value: type(value) is bool)
 
+    suffix = ""
+
+    @property
+    def prompts(self) -> tuple[Any, ...]:
+        """What is completed: texts, ids, or a chat."""
+        raise NotImplementedError
+
     @property
     def stops(self) -> list[str]:
         """The texts that end a completion."""
@@ -140,7 +148,6 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """A request for `/v1/chat/completions`."""
 
-    suffix = ""
     messages: Any = takes(
         None, f"a list of messages, each with content and a role of {', '.join(ROLES)}",
         lambda value: isinstance(value, list) and bool(value) and all(map(_is_message, value)),
@@ -265,16 +272,16 @@ class Answers:
         }  # fmt: skip
 
     def _choice(self, index: int, text: str, reason: str | None, part: str) -> dict[str, Any]:
-        said = {part: {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        return {"index": index, **said, "logprobs": None, "finish_reason": reason}
+        content = {part: {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
 
     def _about(self, result: Mapping[str, Any]) -> dict[str, Any]:
         written = sum(choice["tokens"] for choice in result["choices"])
-        given = result["prompt_tokens"]
-        self.metrics.add("limpet_prompt_tokens_total", given)
+        prompt = result["prompt_tokens"]
+        self.metrics.add("limpet_prompt_tokens_total", prompt)
         self.metrics.add("limpet_completion_tokens_total", written)
         return {
-            "usage": {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written},
+            "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
             "limpet": {"sampler": result["sampler"], "nfe": result["nfe"], "seed": self.request.seed},
         }
 
