@@ -91,7 +91,8 @@ class Moody(Verses):
         self.moods = {self.tokenizer.encode(letter)[0]: mood for letter, mood in MOODS.items()}
 
     def probs(self, tokens, signal):
-        self.moods.get(int(tokens[0, 0]), lambda: None)()
+        for token in tokens[:, 0].tolist():
+            self.moods.get(token, lambda: None)()
         return super().probs(tokens, signal)
 
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import limpet
+from examples import FENCED, ROOT
 from gemma_cases import folder_of
 from limpet import CRS, Native
 from limpet.errors import LimpetError
+from limpet.integrations import ray_serve
 from limpet.server.completions import TextRequest, completions
 from limpet.server.handlers import Resources
 from limpet.server.scheduler import Batch, ClientLeft, Limits, Queue, Refusal
@@ -458,6 +460,19 @@ def test_a_batch_has_the_time_of_its_jobs(monkeypatch):
                     batch.check()
 
     asyncio.run(test())
+
+
+def test_the_python_of_the_page_runs(server, monkeypatch, capsys):
+    """In its order; Ray Serve is not started."""
+    monkeypatch.setattr(ray_serve, "deployment", lambda models, replicas, limits: (models, replicas, limits.batch))
+    names = {"KEY": KEY}
+    for kind, block in FENCED.findall((ROOT / "docs/serve.md").read_text(encoding="utf-8")):
+        if kind == "python":
+            block = block.replace("http://127.0.0.1:8787", str(server.base_url)).replace('"secret"', "KEY")
+            exec(block, names)
+    assert names["infilled"].usage.completion_tokens == 12
+    assert names["answer"].limpet["sampler"]["sampler"] == "mend"
+    assert names["application"] == (["mini"], 2, 32)
 
 
 @pytest.mark.long

@@ -86,12 +86,12 @@ def application(
             return _answer({"samples": next(iter(result.values()))})
         return _answer({"samplers": {name: samples[0] for name, samples in result.items()}})
 
-    async def complete(kind: type[openai.Body], http_request: Request) -> Response:
+    async def complete(kind: str, http_request: Request) -> Response:
         openai.check_key(api_key, http_request.headers.get("authorization", ""))
-        body, request = openai.read(await _body(http_request, limits.body), kind, offer)
+        fields, request = openai.read(await _body(http_request, limits.body), kind, offer)
         job = queue.submit("completions", request, http_request.client.host if http_request.client else "")
-        answers = openai.Answers(body, request, offer.models[body.model]["digest"], queue.metrics)
-        if not body.stream:
+        answers = openai.Answers(fields, request, offer.models[request.model]["digest"], queue.metrics)
+        if not fields.get("stream"):
             return _answer(answers.whole(await _result(http_request, job)))
         first = await _unless_left(http_request, job, asyncio.ensure_future(job.events.get()))
         if first is None and (error := job.future.exception()) is not None:
@@ -135,8 +135,8 @@ def application(
     if api:
         routes += [Route(path, list_models) for path in ("/v1/models", "/v1/models/{model:path}")]
         routes += [Route("/metrics", show_metrics)]
-        bodies = {"/v1/completions": openai.CompletionBody, "/v1/chat/completions": openai.ChatBody}
-        routes += [Route(path, partial(complete, body), methods=["POST"]) for path, body in bodies.items()]
+        routes += [Route("/v1/completions", partial(complete, "completion"), methods=["POST"])]
+        routes += [Route("/v1/chat/completions", partial(complete, "chat"), methods=["POST"])]
     app = Starlette(
         routes=routes,
         middleware=[

@@ -8,7 +8,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from limpet.errors import LimpetError, unknown_name
@@ -22,7 +22,6 @@ from limpet.server.schema import MAX_SEED, Offer, brief, read_json
 
 CALLS = 64  # default network calls
 MAX_STOPS = 4
-MAX_PROMPTS = 64
 ROLES = ("system", "developer", "user", "assistant")
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # what other engines do; a request may say that it does not want it
     "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,), "frequency_penalty": (0,),
@@ -31,6 +30,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # what other engines do; a request may 
 }  # fmt: skip
 IGNORED = ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+Check = Callable[[Any], bool]  # whether a field takes a value
 
 
 class ApiError(Refusal):
@@ -63,21 +64,22 @@ def check_key(key: str | None, header: str) -> None:
 # Requests
 
 
-def _is_whole(low: int, high: float = float("inf")) -> Callable[[Any], bool]:
+def _whole(low: int, high: float = float("inf")) -> Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+def _a(*kinds: type) -> Check:
+    return lambda value: type(value) in kinds
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)
 
 
-def _is_prompts(value: Any) -> bool:
-    several = isinstance(value, list) and len(value) <= MAX_PROMPTS
-    return several and (all(isinstance(one, str) for one in value) or all(map(_is_ids, value)))
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str) or _is_ids(value):
+        return True
+    return isinstance(value, list) and (all(isinstance(one, str) for one in value) or all(map(_is_ids, value)))
 
 
 def _is_stop(value: Any) -> bool:
@@ -86,125 +88,112 @@ def _is_stop(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    parts = value.get("content") if isinstance(value, dict) else None
-    content = isinstance(parts, str) or (
-        isinstance(parts, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts)
-    )
-    return content and value.get("role") in ROLES
+    parts = value.get("content") if isinstance(value, dict) and value.get("role") in ROLES else None
+    if isinstance(parts, list):
+        return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts)
+    return isinstance(parts, str)
 
 
-def takes(default: Any, what: str, accepts: Callable[[Any], bool]) -> Any:
-    """A field of a request: its default, what it takes, and whether it takes a value. null means the default."""
-    return field(default_factory=lambda: default, metadata={"takes": what, "accepts": accepts})
+COUNT = "a whole number from 1", _whole(1)
+COMMON: dict[str, tuple[str, Check]] = {  # field -> what it takes; null means the default
+    "model": ("the name of a model", _a(str)),
+    "n": COUNT,
+    "seed": (f"a whole number from 0 to {MAX_SEED}", _whole(0, MAX_SEED)),
+    "max_tokens": COUNT,
+    "stop": (f"a text, or at most {MAX_STOPS} texts, none of them empty", _is_stop),
+    "temperature": ("a number", _a(int, float)),
+    "top_p": ("a number", _a(int, float)),
+    "stream": ("true or false", _a(bool)),
+    "stream_options": ("an object", _a(dict)),
+    "sampler": ("a sampler's name, or an object", _a(str, dict)),  # limpet's own, as those below
+    "nfe": ("a whole number from 2", _whole(2)),
+    "steps": ("true or false", _a(bool)),
+}
+FIELDS = {
+    "completion": COMMON | {
+        "prompt": ("a text, texts, token ids, or lists of them", _is_prompt), "suffix": ("a text", _a(str))
+    },
+    "chat": COMMON | {
+        "messages": (
+            f"a list of messages, each with content and a role of {', '.join(ROLES)}",
+            lambda value: isinstance(value, list) and bool(value) and all(map(_is_message, value)),
+        ),
+        "max_completion_tokens": COUNT,
+    },
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Body:
-    """The fields of every request. Those after `stream_options` are limpet's own."""
-
-    model: str = takes("", "the name of a model", lambda value: isinstance(value, str))
-    n: int = takes(1, "a whole number from 1", _is_whole(1))
-    seed: int | None = takes(None, f"a whole number from 0 to {MAX_SEED}", _is_whole(0, MAX_SEED))
-    max_tokens: int | None = takes(None, "a whole number from 1", _is_whole(1))
-    stop: Any = takes(None, f"a text, or at most {MAX_STOPS} texts, none of them empty", _is_stop)
-    temperature: float | None = takes(None, "a number", _is_number)
-    top_p: float | None = takes(None, "a number", _is_number)
-    stream: bool = takes(False, "true or false", lambda value: type(value) is bool)
-    stream_options: dict[str, Any] = takes({}, "an object", lambda value: isinstance(value, dict))
-    sampler: Any = takes(None, "a sampler's name, or an object", lambda value: isinstance(value, str | dict))
-    nfe: int | None = takes(None, "a whole number from 2", _is_whole(2))
-    steps: bool = takes(False, "true or false", lambda value: type(value) is bool)
-
-    suffix = ""
-
-    @property
-    def prompts(self) -> tuple[Any, ...]:
-        """What is completed: texts, ids, or a chat."""
-        raise NotImplementedError
-
-    @property
-    def stops(self) -> list[str]:
-        """The texts that end a completion."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-
-@dataclass(frozen=True)
-class CompletionBody(Body):
-    """A request for `/v1/completions`."""
-
-    prompt: Any = takes(
-        "", "a text, texts, token ids, or lists of them", lambda v: isinstance(v, str) or _is_ids(v) or _is_prompts(v)
-    )
-    suffix: str = takes("", "a text", lambda value: isinstance(value, str))
-
-    @property
-    def prompts(self) -> tuple[Any, ...]:
-        """One prompt, or several."""
-        several = [self.prompt] if isinstance(self.prompt, str) or _is_ids(self.prompt) else self.prompt
-        return tuple(tuple(one) if isinstance(one, list) else one for one in several or [""])
-
-
-@dataclass(frozen=True)
-class ChatBody(Body):
-    """A request for `/v1/chat/completions`."""
-
-    messages: Any = takes(
-        None, f"a list of messages, each with content and a role of {', '.join(ROLES)}",
-        lambda value: isinstance(value, list) and bool(value) and all(map(_is_message, value)),
-    )  # fmt: skip
-    max_completion_tokens: int | None = takes(None, "a whole number from 1", _is_whole(1))
-
-    @property
-    def prompts(self) -> tuple[Any, ...]:
-        """The chat."""
-
-        def text(content: Any) -> str:
-            return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-        return (tuple({"role": one["role"], "content": text(one["content"])} for one in self.messages),)
-
-
-def read(body: bytes, kind: type[Body], offer: Offer) -> tuple[Any, TextRequest]:
-    """The fields of a request and the work that they ask for. An error names the field."""
-    values = read_json(body)
+def read(body: bytes, kind: str, offer: Offer) -> tuple[dict[str, Any], TextRequest]:
+    """The fields of a request for a completion or a chat, and the work that they ask for. An error names the field."""
+    values, own, limits = read_json(body), {}, offer.limits
     if not isinstance(values, dict):
         raise ApiError(f"the request is {brief(values)}; it takes an object")
-    known = {one.name: one.metadata for one in fields(kind)}
-    own = {}
     for name, value in values.items():
-        if name in NEUTRAL and (value is None or value in NEUTRAL[name]):
-            continue
-        if name in NEUTRAL:
+        if name in NEUTRAL and not (value is None or value in NEUTRAL[name]):
             raise ApiError(f"{name} is not supported here: leave it out", name, "unsupported_parameter")
-        if name in known and value is not None:
-            if not known[name]["accepts"](value):
-                raise ApiError(f"{name} is {brief(value)}; it takes {known[name]['takes']}", name)
+        if name not in FIELDS[kind].keys() | NEUTRAL.keys() | {*IGNORED}:
+            shown = brief(name).strip('"')
+            sentence = str(unknown_name("the request has no field", shown, FIELDS[kind]))
+            raise ApiError(sentence, shown, "unknown_parameter")
+        if name in FIELDS[kind] and value is not None:
+            takes, accepts = FIELDS[kind][name]
+            if not accepts(value):
+                raise ApiError(f"{name} is {brief(value)}; it takes {takes}", name)
             own[name] = value
-        elif name not in known and name not in IGNORED:
-            raise ApiError(
-                str(unknown_name("the request has no field", name, known)), brief(name).strip('"'), "unknown_parameter"
-            )
-    found = kind(**own)
-    model = found.model or next(iter(offer.models))
+    model = own.setdefault("model", next(iter(offer.models)))
     if model not in offer.models:
         raise unknown_model(model, offer)
-    if isinstance(found, ChatBody) and not offer.models[model]["is_canvas"]:
+    if kind == "chat" and not offer.models[model]["is_canvas"]:
         raise ApiError(f"{model} has no chat template: use /v1/completions", "model", "model_not_supported")
-    if isinstance(found, ChatBody) and found.messages is None:
+    if kind == "chat" and "messages" not in own:
         raise ApiError("the request has no messages: give at least one", "messages")
-    if found.n * len(found.prompts) > offer.limits.samples:
-        raise ApiError(f"this asks for {found.n * len(found.prompts)} samples; {offer.limits.samples} is the most", "n")
-    sampler = _sampler(found, offer)
-    nfe = min(CALLS, offer.limits.calls) if found.nfe is None else found.nfe
-    if (nfe if sampler is None else sampler.nfe) > offer.limits.calls:
-        raise ApiError(f"this asks for {nfe} network calls; {offer.limits.calls} is the most", "nfe")
-    return replace(found, model=model), TextRequest(
-        model=model, prompts=found.prompts, suffix=found.suffix, sampler=sampler,
-        described=None if sampler is None else offer.describe(sampler), nfe=nfe, n=found.n,
-        seed=secrets.randbelow(MAX_SEED + 1) if found.seed is None else found.seed,
-        max_tokens=getattr(found, "max_completion_tokens", None) or found.max_tokens, limit=offer.limits.length,
-        steps=found.stream and found.steps,
+    prompts, n = _prompts(own), own.get("n", 1)
+    if n * len(prompts) > limits.samples:
+        raise ApiError(f"this asks for {n * len(prompts)} samples, and this server draws at most {limits.samples}", "n")
+    sampler, nfe = _sampler(own, offer), own.get("nfe", min(CALLS, limits.calls))
+    if (calls := nfe if sampler is None else sampler.nfe) > limits.calls:
+        raise ApiError(f"this asks for {calls} calls, and this server makes at most {limits.calls}", "nfe")
+    return own, TextRequest(
+        model=model, prompts=prompts, suffix=own.get("suffix", ""), sampler=sampler,
+        described=None if sampler is None else offer.describe(sampler), nfe=nfe, n=n,
+        seed=own.get("seed", secrets.randbelow(MAX_SEED + 1)), limit=limits.length,
+        max_tokens=own.get("max_completion_tokens", own.get("max_tokens")),
+        steps=own.get("stream", False) and own.get("steps", False),
     )  # fmt: skip
+
+
+def _prompts(own: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is completed: texts, ids, or a chat."""
+    if "messages" in own:
+        contents = [
+            one["content"] if isinstance(one["content"], str) else "".join(part["text"] for part in one["content"])
+            for one in own["messages"]
+        ]
+        pairs = zip(own["messages"], contents, strict=True)
+        return (tuple({"role": one["role"], "content": content} for one, content in pairs),)
+    prompt = own.get("prompt", "")
+    several = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+    return tuple(tuple(one) if isinstance(one, list) else one for one in several)
+
+
+def _sampler(own: Mapping[str, Any], offer: Offer) -> Sampler | None:
+    """The sampler that a request names, by a text such as "crs budget=.25" or an object; None for the default."""
+    named = own.get("sampler", {})
+    changes = {name: own[name] for name in ("nfe", "temperature", "top_p") if name in own}
+    if not named and changes.keys() <= {"nfe"}:
+        return None
+    name, *settings = (named.split() or [""]) if isinstance(named, str) else [named.get("sampler", "native")]
+    if not isinstance(name, str) or name not in offer.available:
+        raise ApiError(f"there is no sampler {brief(name)}; here are {', '.join(offer.available)}", "sampler")
+    kind, values = offer.available[name], {"nfe": min(CALLS, offer.limits.calls)}
+    values |= {key: value for key, value in named.items() if key != "sampler"} if isinstance(named, dict) else {}
+    try:
+        for param, text in assigned(kind, name, settings, "sampler", "after its name come parameters such as nfe=16"):
+            values[param.name] = param.read(text)
+        check_names(kind, values := values | changes, name)
+        return kind(**values)
+    except LimpetError as error:
+        raise ApiError(str(error), "sampler") from error
 
 
 def unknown_model(name: str, offer: Offer) -> ApiError:
@@ -213,41 +202,14 @@ def unknown_model(name: str, offer: Offer) -> ApiError:
     return ApiError(sentence, "model", "model_not_found", 404)
 
 
-def _sampler(body: Body, offer: Offer) -> Sampler | None:
-    """The sampler that a request names, by a text such as "crs budget=.25" or an object; None for the default."""
-    named = body.sampler or {}
-    changes = {"nfe": body.nfe, "temperature": body.temperature, "top_p": body.top_p}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if not named and changes.keys() <= {"nfe"}:
-        return None
-    name, *settings = named.split() or [""] if isinstance(named, str) else [named.get("sampler", "native")]
-    if not isinstance(name, str) or name not in offer.available:
-        raise ApiError(f"there is no sampler {brief(name)}; here are {', '.join(offer.available)}", "sampler")
-    kind = offer.available[name]
-    own = {key: value for key, value in named.items() if key != "sampler"} if isinstance(named, dict) else {}
-    try:
-        for param, text in assigned(kind, name, settings, "sampler", "after its name come parameters such as nfe=16"):
-            own[param.name] = param.read(text)
-        check_names(kind, own := {"nfe": min(CALLS, offer.limits.calls), **own, **changes}, name)
-        return kind(**own)
-    except LimpetError as error:
-        raise ApiError(str(error), "sampler") from error
-
-
 # Answers
-
-
-def cut(text: str, stops: list[str]) -> tuple[str, bool]:
-    """A text up to the first of the stops, and whether there was one."""
-    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return (text[: min(ends)], True) if ends else (text, False)
 
 
 @dataclass(frozen=True)
 class Answers:
     """The answers to one request: its completion, or the chunks of a stream."""
 
-    body: Any
+    fields: Mapping[str, Any]  # of the request
     request: TextRequest
     digest: str  # of the model
     metrics: Metrics
@@ -256,7 +218,17 @@ class Answers:
 
     @property
     def is_chat(self) -> bool:
-        return isinstance(self.body, ChatBody)
+        return "messages" in self.fields
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """A text up to the first stop, and whether there is one."""
+        ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        return (text[: min(ends)], True) if ends else (text, False)
+
+    @property
+    def stops(self) -> list[str]:
+        stop = self.fields.get("stop", [])
+        return [stop] if isinstance(stop, str) else stop
 
     def _document(self, is_chunk: bool, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         kind = (
@@ -268,7 +240,7 @@ class Answers:
         )
         return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.id}", "object": kind, "created": self.created,
-            "model": self.body.model, "system_fingerprint": self.digest[:16], "choices": choices, **more,
+            "model": self.request.model, "system_fingerprint": self.digest[:16], "choices": choices, **more,
         }  # fmt: skip
 
     def _choice(self, index: int, text: str, reason: str | None, part: str) -> dict[str, Any]:
@@ -289,7 +261,7 @@ class Answers:
         """The answer to a request that is no stream."""
         choices = []
         for index, choice in enumerate(result["choices"]):
-            text, is_stopped = cut(choice["text"], self.body.stops)
+            text, is_stopped = self.cut(choice["text"])
             choices.append(self._choice(index, text, "stop" if is_stopped else choice["finish_reason"], "message"))
         return self._document(False, choices, **self._about(result))
 
@@ -311,22 +283,22 @@ class Answers:
             return
         result = job.future.result()
         for index, choice in enumerate(result["choices"]):
-            _, is_stopped = cut(choice["text"], self.body.stops)
+            _, is_stopped = self.cut(choice["text"])
             if delta := self._final(index, choice["text"], sent, is_last=True):
                 yield _data(self._document(True, [self._choice(index, delta, None, "delta")]))
             reason = "stop" if is_stopped else choice["finish_reason"]
             yield _data(self._document(True, [self._choice(index, "", reason, "delta")]))
         about = self._about(result)
-        if not self.body.stream_options.get("include_usage"):
+        if not self.fields.get("stream_options", {}).get("include_usage"):
             del about["usage"]
         yield _data(self._document(True, [], **about))
         yield "data: [DONE]\n\n"
 
     def _final(self, index: int, text: str, sent: dict[int, int], is_last: bool) -> str:
         """What of a text can be sent now: no later token changes it, and it begins no stop."""
-        text, is_stopped = cut(text, self.body.stops)
+        text, is_stopped = self.cut(text)
         if not (is_last or is_stopped):
-            text = text[: len(text) - max(map(len, self.body.stops), default=1) + 1].rstrip("\ufffd")
+            text = text[: len(text) - max(map(len, self.stops), default=1) + 1].rstrip("\ufffd")
         start = sent.get(index, 0)
         sent[index] = max(start, len(text))
         return text[start:]
