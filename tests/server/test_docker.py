@@ -1,4 +1,4 @@
-"""The options of `limpet serve` in a TOML file, and the container's files, which are read here and not built."""
+"""The container's files, which are read here and not built, and what `limpet serve --api` makes of them."""
 
 import functools
 import json
@@ -7,12 +7,9 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import pytest
-import tyro
 import yaml
 
-from limpet.cli import main, serve
-from limpet.errors import LimpetError
+from limpet.cli import main, parsing, serve
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -20,57 +17,19 @@ DOCKER = ROOT / "docker"
 
 def options_of(arguments):
     """What `limpet serve` would be called with."""
-    reader = functools.wraps(serve.run)(lambda **options: options)
-    return tyro.cli(reader, args=serve.with_config(["serve", *arguments])[1:])
+    return parsing.call(functools.wraps(serve.run)(lambda **options: options), "limpet serve", arguments)
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "server.toml"
-    path.write_text(
-        'port = 9000\nmodels = ["mini", "exact:words"]\nsampler = ["native", "crs budget=.25"]\n'
-        'proxy = ["10.0.0.0/8"]\napi = true\naccess_log = true\nplayground = false\nprecision = "auto"\n'
-        "[limit]\nbatch = 32\nwait = 0.5\n"
-    )
-    return str(path)
-
-
-def test_a_file_sets_every_kind_of_option(file):
-    options = options_of(["--config", file])
-    limits = options.pop("limits")
-    assert (limits.batch, limits.wait, limits.seconds) == (32, 0.5, 120)
-    assert options["models"] == ("mini", "exact:words")
-    assert options["sampler"] == ("native", "crs budget=.25")
-    assert options["proxy"] == ("10.0.0.0/8",)
-    assert (options["port"], options["api"], options["access_log"]) == (9000, True, True)
-    assert (options["playground"], options["loading"].precision) == (False, "auto")
-
-
-def test_the_command_line_comes_after_the_file(file):
-    for arguments in (["--port", "1", f"--config={file}", "--no-api"], [f"--config={file}", "--no-api", "--port=1"]):
-        options = options_of([*arguments, "--models", "sudoku", "--limit.batch", "8"])
-        assert (options["port"], options["api"], options["models"]) == (1, False, ("sudoku",))
-        assert (options["limits"].batch, options["limits"].wait) == (8, 0.5)
-
-
-def test_a_wrong_file_is_refused(file, capsys):
-    for text, named in (("prt = 1", "--prt"), ('port = "x"', "--port"), ("[limit]\nbach = 1", "--limit.bach")):
-        Path(file).write_text(text)
-        with pytest.raises(SystemExit):
-            options_of(["--config", file])
-        assert named in capsys.readouterr().err
-    Path(file).write_text("port = ")
-    with pytest.raises(LimpetError, match="is not TOML"):
-        options_of(["--config", file])
-
-
-def test_the_file_and_the_key_reach_the_server(file, unserved, monkeypatch, capsys):
+def test_the_file_and_the_key_reach_the_server(tmp_path, unserved, monkeypatch):
     monkeypatch.setenv("LIMPET_API_KEY", "k")
-    Path(file).write_text('api = true\nmodels = ["exact:words"]\njudge = "none"\n')
-    assert main.main(["serve", "--config", file]) == 0
-    paths = {route.path for route in unserved[0].routes}
+    file = tmp_path / "server.toml"
+    file.write_text('api = true\nmodels = ["exact:words"]\n[limit]\nbatch = 3\n')
+    assert main.main(["serve", "--config", str(file)]) == 0
+    (app,) = unserved
+    paths = {route.path for route in app.routes}
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics", "/health", "/ready"} <= paths
     assert "/" not in paths
+    assert app.state.queue.limits.batch == 3
 
 
 def instructions():

@@ -6,9 +6,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,7 +22,6 @@ from limpet.cli.common import (
     err,
 )
 from limpet.errors import LimpetError, import_extra
-from limpet.files import Toml
 from limpet.generation import sample
 from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
@@ -48,7 +46,6 @@ def run(
     playground: bool = False,
     access_log: bool = False,
     log_level: Literal["debug", "info", "warning", "error"] = "error",
-    config: str | None = None,
     loading: Loading = DEFAULT_LOADING,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
 ) -> None:
@@ -60,7 +57,6 @@ def run(
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
     $ limpet serve --names play.example.org --proxy 127.0.0.1
     $ limpet serve --api --models mini --limit.batch 32
-    $ limpet serve --config server.toml
 
     Args:
         models: the models that can be chosen, the default one first; default: all that are built in
@@ -76,7 +72,6 @@ def run(
         playground: serve the page beside the API, too; it has no key
         access_log: print a line for every request
         log_level: the least important messages that are printed
-        config: a TOML file with any of these options; the command line's come after the file's
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
@@ -102,31 +97,6 @@ def run(
     Server(app, log_level="info" if access_log else log_level, access_log=access_log).run([listener])
     for one, handler in before.items():
         signal.signal(one, handler)
-
-
-def with_config(arguments: list[str]) -> list[str]:
-    """The arguments with the options of the file that --config names in front: `port = 9000`, `models = ["mini"]`, and
-    `[limit]` with `batch = 32`."""
-    for i, argument in enumerate(arguments):
-        name, equals, path = argument.partition("=")
-        if name == "--config" and (equals or i + 1 < len(arguments)):
-            content = Toml(path if equals else arguments[i + 1], "name a file with options of limpet serve").content
-            rest = arguments[1:i] + arguments[i + (1 if equals else 2) :]
-            return [arguments[0], *_arguments(content, "--"), *rest]
-    return arguments
-
-
-def _arguments(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name, value in values.items():
-        option = prefix + name.replace("_", "-")
-        if isinstance(value, Mapping):
-            yield from _arguments(value, f"{option}.")
-        elif isinstance(value, bool):
-            yield option if value else f"{prefix}no-{name.replace('_', '-')}"
-        elif isinstance(value, list) and option in ("--sampler", "--proxy"):  # each stands after an option of its own
-            yield from (part for one in value for part in (option, str(one)))
-        else:
-            yield from (option, *map(str, value if isinstance(value, list) else [value]))
 
 
 def load_resources(models: tuple[str, ...], judge: str, loading: LoadOptions) -> Resources:
