@@ -94,7 +94,11 @@ def test_a_network_writes_no_more_than_it_is_asked_for(client, resources):
     assert answer.usage.completion_tokens == 20
 
 
-def test_infilling(client):
+def test_infilling(client, resources):
+    """A network's text ends with the suffix; exact sources have one length, and their text goes on."""
+    found = ask(client, "The sea", "mini", suffix=" on the rock.", max_tokens=9, n=2)
+    whole = limpet.infill(resources.models["mini"], "The sea", " on the rock.", 9, CRS(nfe=6), 2, 5).texts
+    assert [f"The sea{choice.text} on the rock." for choice in found.choices] == whole
     answer = ask(client, suffix="tide surf", max_tokens=10)
     (expected,) = limpet.sample(WORDS, CRS(nfe=6), 1, 5, prompt="moon ", fixed={15: "tide surf"}).texts
     assert answer.choices[0].text == expected[5:15]
@@ -486,10 +490,10 @@ def test_64_clients_get_three_times_the_throughput(tmp_path):
         client, ratios = client_of(server), []
 
         def text(seed):
-            return ask(client, "The sea", "mini", 16, seed=seed, max_tokens=28).choices[0].text
+            return ask(client, "The sea", "mini", 8, seed=seed, max_tokens=28).choices[0].text
 
-        pool.map(text, range(64))
-        for _ in range(3):
+        list(pool.map(text, range(64)))
+        for _ in range(2):
             times = [time.perf_counter()]
             alone = [text(seed) for seed in range(64)]
             times.append(time.perf_counter())
@@ -498,4 +502,4 @@ def test_64_clients_get_three_times_the_throughput(tmp_path):
             assert together == alone
             ratios.append((times[1] - times[0]) / (times[2] - times[1]))
         print(ratios)
-        assert sorted(ratios)[1] >= 3
+        assert min(ratios) >= 3

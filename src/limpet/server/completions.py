@@ -26,7 +26,7 @@ from limpet.models.exact import Source
 from limpet.samplers import CRS, Sampler
 from limpet.server.handlers import Report, Resources
 
-LENGTH_STEP = 32  # lengths are rounded up to a multiple of this, so that requests of similar lengths share a batch
+LENGTH_STEP = 32  # lengths of texts without a suffix are rounded up to a multiple of this: similar ones share a batch
 
 Chat = tuple[Mapping[str, str], ...]
 
@@ -150,8 +150,8 @@ def _plain_place(model: Denoiser, request: TextRequest, prompt: Any) -> Place:
             f"prompt and suffix have {known} tokens, and a text of {model.name} has at most {most} here: shorten them"
         )
     count = min(most - known, request.max_tokens or most)
-    rounded = -(-(known + count) // LENGTH_STEP) * LENGTH_STEP
-    length = model.length if is_whole else min(most, rounded)
+    step = 1 if after else LENGTH_STEP  # what fills a gap is `limpet.infill`'s
+    length = model.length if is_whole else min(most, -(-(known + count) // step) * step)
     (fixed,) = fixed_tokens(model, 1, length, ids, {len(ids) + count: after} if after else None)
     return fixed, len(ids), len(ids) + count, 0
 

@@ -21,7 +21,7 @@ from limpet.server.scheduler import Queue
 HEAD_SECONDS = 10.0  # for the head of a request to arrive
 UNREAD_SECONDS = 10.0  # that a client may leave an answer unread
 CONNECTIONS = 256  # in all; above it, the address with the most connections loses one
-CONNECTIONS_EACH = 64  # from one address that is not a trusted proxy
+CONNECTIONS_EACH = 128  # from one address that is not a trusted proxy
 LINGER_SECONDS = 1.0  # for a refused client to ask, and then to read its refusal
 SHUTDOWN_SECONDS = 1.5  # for clients to read their last answer when the server stops
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
