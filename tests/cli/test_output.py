@@ -194,7 +194,6 @@ sys.exit(main(sys.argv[1:]))
     [
         [*FEW, "--out", "x.jsonl"],
         [*FEW, "--record", "x.limpet"],
-        ["paper", "theory", "separated-modes", "--figures", "x"],
         ["study", "run", "study.toml", "--store", "store"],
     ],
     ids=lambda arguments: arguments[0] + arguments[-2],
