@@ -71,7 +71,9 @@ def advance(sampler: Sampler, state: State, rng: CounterRNG, logits: Tensor) -> 
     is_last = state.call == sampler.nfe
     finished = torch.full_like(sampler.finished(state), True) if is_last else sampler.finished(state)
     canvas = state.tokens if is_last else torch.where(finished[:, None], state.tokens, sampler.model_input(state))
-    committed = step.committed | step.masks.get("chosen", step.committed) if "committed" in step.masks else step.committed
+    committed = (
+        step.committed | step.masks.get("chosen", step.committed) if "committed" in step.masks else step.committed
+    )
     return Advanced(state, canvas, finished, temperature, committed)
 
 
