@@ -20,7 +20,8 @@ def register() -> None:
     """Add the model `limpet` to the harness's registry."""
     import_extra("lm_eval.models", "lm-eval")  # registers the harness's own
     registry = import_extra("lm_eval.api.registry", "lm-eval").model_registry
-    registry.register("limpet", target="limpet.integrations.lm_eval:LimpetLM")
+    if "limpet" not in registry.keys():  # noqa: SIM118  it is no dictionary
+        registry.register("limpet", target="limpet.integrations.lm_eval:LimpetLM")
 
 
 class LimpetLM(interface.LM):  # type: ignore[misc, name-defined]
