@@ -11,6 +11,7 @@ import torch
 import literal
 from audit_cases import run_audit, run_smoke, tiny_network
 from limpet.errors import LimpetError
+from limpet.evaluation import heldout_text as heldout
 from limpet.models.exact import Mixture
 from limpet.models.loading import load
 from limpet.paper.studies import risk, selection
@@ -20,7 +21,6 @@ from limpet.paper.studies.trajectories import (
     clean_texts,
     evenly_spaced,
     forward_states,
-    heldout,
     text_positions,
 )
 

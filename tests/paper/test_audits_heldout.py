@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from limpet.paper.studies.trajectories import heldout
+from limpet.evaluation import heldout_text as heldout
 from limpet.registry import from_file
 
 TOOL = Path(__file__).parents[2] / "tools" / "heldout.py"

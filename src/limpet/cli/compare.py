@@ -46,6 +46,8 @@ def run(
     checker: str | None = None,
     batch_size: int | None = None,
     loading: Loading = DEFAULT_LOADING,
+    metrics: tuple[str, ...] = (),
+    controls: bool = False,
     texts: int = 1,
     json: Json = False,
 ) -> None:
@@ -56,6 +58,8 @@ def run(
     $ limpet compare --model exact:chain --nfe 32
     $ limpet compare --sampler native --sampler "wide: crs spacing=8"
     $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
+    $ limpet compare --controls
+    $ limpet compare --metrics mauve --n 64
     $ limpet compare --model sudoku --prompt puzzle.txt
 
     Args:
@@ -69,6 +73,10 @@ def run(
             checker of its own, mini-judge for other models)
         checker: a checker of texts, by name or as ./file.py:Name (default: the model's own, if it has one)
         batch_size: samples that are computed at once
+        metrics: shown beside the likelihood and entropy: rep-4, dist-4, self-bleu, novelty-8, mauve, ... (default:
+            rep-4, with --controls novelty-8); mauve takes 64 samples or more
+        controls: add three rows of texts that no model made, made from held-out text at the entropy of the first
+            sampler; a metric that ranks one above a sampler is fooled
         texts: how many samples of each sampler to print side by side
     """
     chosen = named_samplers(sampler or SAMPLERS, nfe)
@@ -89,7 +97,10 @@ def run(
 
             return report
 
-        result = compare(denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker)
+        result = compare(
+            denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker,
+            metrics or None, controls,
+        )  # fmt: skip
     if not json:
         rules = {"judge": result.judge["rule"]} if result.judge else {}
         for name, convention in {**rules, **result.conventions}.items():
