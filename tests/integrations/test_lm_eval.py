@@ -97,33 +97,40 @@ def test_the_harness_evaluates_a_limpet_model(tasks: Path) -> None:
                                 task_manager=manager, device="cpu")  # fmt: skip
 
 
+@pytest.mark.long  # the harness reads the files of all its own tasks first
 def test_the_command(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = "pretrained=mini,sampler=mend nfe=6,seed=7,length=48"
-    monkeypatch.setattr(sys, "argv", ["lm_eval", "run", "--model", "limpet", "--model_args", given, "--tasks", "tiny",
-                                      "--include_path", str(tasks), "--output_path", str(tmp_path / "out"),
-                                      "--device", "cpu", "--batch_size", "2"])  # fmt: skip
+    options = {
+        "--model": "limpet",
+        "--model_args": "pretrained=mini,sampler=mend nfe=6,seed=7,length=48",
+        "--tasks": "tiny",
+        "--include_path": str(tasks),
+        "--output_path": str(tmp_path / "out"),
+        "--device": "cpu",
+        "--batch_size": "2",
+    }
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "run", *(word for pair in options.items() for word in pair)])
     ours.main()
     (file,) = (tmp_path / "out").rglob("results*.json")
     assert json.loads(file.read_text())["results"]["tiny"]["exact_match,none"] == pytest.approx(2 / 3)
 
 
-def asked(*contexts: str, **settings: Any) -> list[Any]:
+def requests(*contexts: str, **settings: Any) -> list[Any]:
     return [SimpleNamespace(args=(context, settings)) for context in contexts]
 
 
 def test_answers_stop_are_limited_and_leave_room() -> None:
     lm = ours.LimpetLM(**SETTINGS, device="cpu")
-    (whole,) = lm.generate_until(asked("The sea ", until=[], max_gen_toks=12))
-    (cut,) = lm.generate_until(asked("The sea ", until=[whole[3:6], whole[5:9]], max_gen_toks=12))
+    (whole,) = lm.generate_until(requests("The sea ", until=[], max_gen_toks=12))
+    (cut,) = lm.generate_until(requests("The sea ", until=[whole[3:6], whole[5:9]], max_gen_toks=12))
     assert cut == whole.partition(whole[3:6])[0]
-    (one,) = lm.generate_until(asked("The sea ", until=whole[3:6], max_gen_toks=12))
+    (one,) = lm.generate_until(requests("The sea ", until=whole[3:6], max_gen_toks=12))
     assert one == cut
     tokenizer = lm.denoiser.tokenizer
     assert tokenizer is not None
     long = "and so the king went on " * 30
-    (answer,) = lm.generate_until(asked(long, until=[], max_gen_toks=12))
+    (answer,) = lm.generate_until(requests(long, until=[], max_gen_toks=12))
     assert 0 < len(tokenizer.encode(answer)) <= 13  # a text may be encoded in another way
-    assert lm.generate_until(asked("", until=[], max_gen_toks=4))[0]
+    assert lm.generate_until(requests("", until=[], max_gen_toks=4))[0]
     with pytest.raises(LimpetError, match="no exact likelihood"):
         lm.loglikelihood_rolling([])
 
@@ -134,7 +141,7 @@ def test_a_canvas_model_answers_with_its_replies(tmp_path: Path) -> None:
     model = lm.denoiser
     assert isinstance(model, Gemma)
     assert model.tokenizer is not None
-    answers = lm.generate_until(asked("Why?", "How?", until=[], max_gen_toks=CANVAS + 3))
+    answers = lm.generate_until(requests("Why?", "How?", until=[], max_gen_toks=CANVAS + 3))
     for number, (question, answer) in enumerate(zip(("Why?", "How?"), answers, strict=True)):
         tokens = reply(model, "crs nfe=5", 1, SEED, CANVAS + 3, question, first=number).tokens[0, : CANVAS + 3]
         kept = tokens[~torch.isin(tokens, torch.tensor([*model.ends, model.pad]))].tolist()

@@ -126,14 +126,14 @@ def test_calls_and_seeds(ours: Gemma, theirs: Any) -> None:
 def test_a_canvas_to_begin_with_and_compilation(theirs: Any) -> None:
     model = sampler_for(theirs, "native nfe=4", SEED)
     canvas = torch.full((SAMPLES, CANVAS), 60)
-    given = generated(model, canvases=1, decoder_input_ids=canvas)
-    assert (given == 60).float().mean() > (generated(model, canvases=1) == 60).float().mean()
+    from_canvas = generated(model, canvases=1, decoder_input_ids=canvas)
+    assert (from_canvas == 60).float().mean() > (generated(model, canvases=1) == 60).float().mean()
     with pytest.raises(LimpetError, match="give it disable_compile=True too"):
         generated(model, cache_implementation="static")
 
 
 def test_a_wrong_model_sampler_or_seed_is_one_sentence(theirs: Any) -> None:
-    with pytest.raises(LimpetError, match="a Linear cannot be given a sampler"):
+    with pytest.raises(LimpetError, match="a Linear cannot be from_canvas a sampler"):
         sampler_for(torch.nn.Linear(2, 2), "mend")
     with pytest.raises(LimpetError, match="guided needs fixed tokens"):
         sampler_for(theirs, "guided nfe=6")

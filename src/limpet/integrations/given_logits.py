@@ -24,12 +24,12 @@ class GivenLogits(Denoiser):
     self_conditioned = True
 
     def __init__(self, logits: Tensor) -> None:
-        self.given = logits
+        self.computed = logits
         self.length, self.vocab_size = int(logits.shape[1]), int(logits.shape[2])
         self.device = logits.device
 
     def backbone(self, inputs: ModelInput) -> Tensor:
-        return self.given
+        return self.computed
 
     def head(self, features: Tensor) -> Tensor:
         return features

@@ -46,19 +46,26 @@ class LimpetLM(interface.LM):  # type: ignore[misc, name-defined]
         if self.denoiser.tokenizer is None:
             raise LimpetError(f"{pretrained} has no tokenizer, and tasks are texts: load a model with one")
         self.sampler, self.seed, self.length = as_sampler(sampler), seed, length or self.denoiser.length
-        self.batch_size = None if batch_size in (None, "auto", "") else int(batch_size)  # type: ignore[arg-type]
+        self.batch_size = None if batch_size in (None, "auto", "") else int(batch_size)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answer to each request: a context, and the texts at which its answer stops."""
-        asked = [request.args for request in requests]
+        questions = [request.args for request in requests]
         if isinstance(self.denoiser, Canvas):
-            return [self._reply(self.denoiser, index, *one) for index, one in enumerate(asked)]
-        prompts = [self._prompt(context, settings) for context, settings in asked]
-        bounds = {"length": self.length, "batch_size": self.batch_size}
-        tokens = sample(self.denoiser, self.sampler, len(asked), self.seed, prompt=prompts, **bounds).tokens.tolist()  # type: ignore[arg-type]
+            return [self._reply(self.denoiser, index, *one) for index, one in enumerate(questions)]
+        prompts = [self._prompt(context, settings) for context, settings in questions]
+        tokens = sample(
+            self.denoiser,
+            self.sampler,
+            len(questions),
+            self.seed,
+            self.length,
+            prompt=prompts,
+            batch_size=self.batch_size,
+        ).tokens.tolist()
         assert self.denoiser.tokenizer is not None
         answers = []
-        for ids, prompt, (_, settings) in zip(tokens, prompts, asked, strict=True):
+        for ids, prompt, (_, settings) in zip(tokens, prompts, questions, strict=True):
             kept = ids[: len(prompt) + most_tokens(settings)]
             answers.append(cut(split_text(self.denoiser.tokenizer.decode, kept, len(prompt))[1], settings))
         return answers

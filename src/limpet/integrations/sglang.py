@@ -27,7 +27,7 @@ NAME = "Gemma4Renoise"  # the only algorithm that SGLang lets DiffusionGemma use
 SETTINGS = ("sampler", "seed", "block_size", "capture_input_preparation")
 
 
-class Request(NamedTuple):
+class CanvasNumber(NamedTuple):
     """What decides the random numbers of a request's current canvas."""
 
     sample: int  # its number under the server's seed
@@ -49,12 +49,12 @@ def add_requests(forward_batch: Any, _: Any, batch: Any, *__: Any, **___: Any) -
         forward_batch.limpet_requests = [request_of(one, config.block_size) for one in batch.reqs or ()]
 
 
-def request_of(request: Any, block_size: int) -> Request:
+def request_of(request: Any, block_size: int) -> CanvasNumber:
     """The number of a request's sample, by default from its id, and the number of its canvas."""
     seed = request.sampling_params.sampling_seed
     if seed is None:
         seed = int.from_bytes(hashlib.blake2b(str(request.rid).encode(), digest_size=4).digest(), "little")
-    return Request(seed, len(request.output_ids) // block_size)
+    return CanvasNumber(seed, len(request.output_ids) // block_size)
 
 
 class CanvasAlgorithm(renoise.Gemma4Renoise):  # type: ignore[misc, name-defined]
@@ -137,7 +137,7 @@ class CanvasAlgorithm(renoise.Gemma4Renoise):  # type: ignore[misc, name-defined
             state.update(step=state["step"] - 1, current=after.canvas[row], limpet=own)
             state.update(self_conditioning=soft, finished=finished)
 
-    def _rng(self, requests: Sequence[Request], device: torch.device) -> CounterRNG:
+    def _rng(self, requests: Sequence[CanvasNumber], device: torch.device) -> CounterRNG:
         """The random numbers of some requests at the same canvas: those of `limpet.reply` under the server's seed."""
         samples = torch.tensor([request.sample for request in requests], device=device)
         return CounterRNG(canvas_seed(self.seed, requests[0].canvas), samples)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from limpet.errors import import_extra
-from limpet.training.loop import Progress
+
+if TYPE_CHECKING:
+    from limpet.training.loop import Progress
 
 SCALARS = ("loss", "validation", "rate", "tokens_per_second")
 

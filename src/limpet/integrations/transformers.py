@@ -65,8 +65,8 @@ class SamplerOverrides:
     model: Any
 
     def _prepare_generation_config(self, generation_config: Any = None, **options: Any) -> Any:
-        asked = options.get("max_denoising_steps") or getattr(generation_config, "max_denoising_steps", None)
-        options["max_denoising_steps"] = asked or self.limpet_sampler.nfe
+        calls = options.get("max_denoising_steps") or getattr(generation_config, "max_denoising_steps", None)
+        options["max_denoising_steps"] = calls or self.limpet_sampler.nfe
         return super()._prepare_generation_config(generation_config, **options)  # type: ignore[misc]
 
     def _prepare_sampler(self, generation_config: Any) -> CanvasSampler:
