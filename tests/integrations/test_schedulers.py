@@ -218,7 +218,7 @@ def test_the_page_shows_it_in_ten_lines(
     folder = folder_of(tmp_path / "model", 0.2)
     for code in (first, *others):
         exec(code.replace(NAME, str(folder)).replace("gen_length=256", f"gen_length={CANVAS}"), names)
-    assert names["pipe"].scheduler.sampler.nfe == 48
+    assert names["pipe"].scheduler.sampler == Mend(budget=0.25)
     assert capsys.readouterr().out.strip()
 
 

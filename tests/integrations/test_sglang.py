@@ -195,7 +195,7 @@ def test_a_request_without_a_seed_is_a_function_of_its_id(gemma: Gemma) -> None:
 def test_a_sampler_that_finishes_early_saves_calls(tmp_path: Path) -> None:
     gemma = load(folder_of(tmp_path / "model", 0.03), device="cpu")
     assert isinstance(gemma, Gemma)
-    text = "entropy-bound nfe=40 bound=9 settled=9"
+    text = "entropy-bound nfe=40 bound=.1 settled=5 distribution=predicted"
     config = configured(sampler=text, seed=SEED)
     algorithm, runner = algorithms.get_algorithm(config), Runner(gemma)
     _, tokens, *_ = run(algorithm, config, runner, [request(gemma, PROMPT, 1)])

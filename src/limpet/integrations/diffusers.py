@@ -132,7 +132,9 @@ def scheduler_for(sampler: Sampler | str, seed: int | None = None) -> SamplerSch
 
     seed: see `SamplerScheduler`. The pipeline's `num_inference_steps` takes the place of the sampler's `nfe`."""
     chosen = check_sampler(as_sampler(sampler))
-    own = {name: getattr(chosen, name) for name in params(type(chosen)) if name != "nfe"}
+    values = {name: getattr(chosen, name) for name in params(type(chosen)) if name != "nfe"}
+    # Defaults are left out, so that another scheduler made from this one's config has its own.
+    own = {name: value for name, value in values.items() if value != params(type(chosen))[name].default}
     return scheduler_class(type(chosen))(num_inference_steps=chosen.nfe, seed=seed, **own)
 
 
