@@ -301,7 +301,7 @@ class Samples(Sequence[Sample]):
             committed=self.committed[rows],
             indices=self.indices[rows],
             fixed=self.fixed[rows],
-            memory=_like(self.memory, parts),
+            memory=memory_like(self.memory, parts),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -356,7 +356,7 @@ class Samples(Sequence[Sample]):
 SAME = ("seed", "model", "digest", "precision", "tokenizer", "nfe", "sampler")  # equal in all samples of a run
 
 
-def _like(memory: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def memory_like(memory: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Parts as a tuple of the same class as a memory."""
     return tuple(parts) if type(memory) is tuple else type(memory)(*parts)
 
@@ -465,7 +465,7 @@ def sample(
         nfe=counting.calls // len(ends),
         head_rows=counting.rows / max(1, int((tokens < 0).sum()) * chosen.nfe),
         committed=torch.cat([end.committed.sum(-1) for end in ends]).cpu(),
-        memory=_like(ends[0].state.memory, memory),
+        memory=memory_like(ends[0].state.memory, memory),
         sampler=chosen,
         seed=seed,
         indices=torch.arange(first, first + n),
