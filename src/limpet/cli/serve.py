@@ -51,6 +51,11 @@ def run(
 ) -> None:
     """Serve the playground, where every network call can be watched, or an OpenAI-compatible API. Ctrl-C stops it.
 
+    What requests may take is set by --limit.NAME NUMBER: length 1024 tokens and calls 256 of a sample; samples 16,
+    samplers 4, fixed 64 texts and body 65536 bytes of a request; queue 16 requests that wait, client 8 of one client,
+    workers 1, seconds 120 that a request may run. For the API: api 256 requests in all, batch 64 samples, wait 0.005
+    seconds for others to share a batch, grace 30 seconds when the server stops.
+
     $ limpet serve
     $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
@@ -62,17 +67,14 @@ def run(
         models: the models that can be chosen, the default one first; default: all that are built in
         host: the address to listen on; 127.0.0.1 can be reached from this machine alone
         port: the port to listen on; 0 takes any free one
-        names: further host names that the server answers to, such as a proxy's; it refuses all others
+        names: further host names that the server answers to, such as a proxy's
         proxy: the address of a trusted proxy, or a network such as 10.0.0.0/8; its X-Forwarded-For names the client
-        judge: what scores the playground's texts: mini-judge, a folder, a causal language model on the hub, or none;
-            auto is mini-judge where it is installed
+        judge: what scores the playground's texts, by name, or none; auto is mini-judge for models with its tokens
         api: serve the OpenAI-compatible API under /v1, and /metrics
-        api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none); other users of
-            this machine can read a command line
+        api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none)
         playground: serve the page beside the API, too; it has no key
         access_log: print a line for every request
         log_level: the least important messages that are printed
-        limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
         import_extra(module, "serve")
@@ -105,7 +107,7 @@ def load_resources(models: tuple[str, ...], judge: str, loading: LoadOptions) ->
     needs_judge = any(not isinstance(model, Source) for model in loaded.values())
     scorer = RunOptions(loading.device).judge(judge) if needs_judge else None
     sample(loaded[models[0]], "native nfe=2", n=1)
-    return Resources(loaded, scorer)
+    return Resources(loaded, scorer, any_text=judge != "auto")
 
 
 def available_with(first: dict[str, Sampler]) -> dict[str, type[Sampler]]:
