@@ -6,6 +6,7 @@ below this one, whose name holds the file's path, so that another process can im
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -16,6 +17,7 @@ import operator
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -57,7 +59,8 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
             f"there is no {what} {name!r}; there are {', '.join(targets)}, and ./file.py:Name for one of your own"
         )
     try:
-        return importlib.metadata.EntryPoint(name, targets[name], group).load()
+        with prints_aside():
+            return importlib.metadata.EntryPoint(name, targets[name], group).load()
     except (Exception, SystemExit) as error:  # another package's module may raise anything
         reason = describe_error(error)
         raise LimpetError(f"the {what} {name!r} is {targets[name]}, which cannot be loaded ({reason})") from error
@@ -80,13 +83,19 @@ def from_file(name: str) -> Any:
         reason = describe_error(error)
         raise LimpetError(f"{path} cannot be read ({reason}): check the path before the colon") from error
     try:
-        module = _imported(file) or importlib.import_module(module_name)
+        with prints_aside():
+            module = _imported(file) or importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the file may raise anything
         raise LimpetError(f"{path} cannot be run ({describe_error(error, str(file))}): correct it there") from error
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError as error:
         raise LimpetError(f"{path} has no {attribute!r}: name a class or function that is in it") from error
+
+
+def prints_aside() -> AbstractContextManager[Any]:
+    """What foreign code prints while it is loaded goes to standard error: standard output may be read as JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:
