@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import random
 import re
 import shlex
 import signal
@@ -178,6 +179,41 @@ def test_eight_runners_compute_each_part_once_also_after_a_dead_one(tmp_path):
         one.join()
     assert failed == ({},) * 8
     assert 64 - done <= sum(computed) <= 1.02 * 64 - done
+    generate(tmp_path / "alone", request)
+    assert result_files(tmp_path / "shared") == result_files(tmp_path / "alone")
+
+
+@pytest.mark.long
+def test_eight_runners_that_are_each_killed_twice_draw_at_most_two_percent_twice(tmp_path, monkeypatch):
+    """20,000 samples. What a killed runner had drawn and not written is drawn again, and counts."""
+    request, drawn, draw = BulkRequest("exact:chain", QUICK, 20_000, part_size=16), tmp_path / "drawn", bulk.sample
+
+    def counted(*arguments, first):
+        samples = draw(*arguments, first=first)
+        with drawn.open("a") as file:
+            file.write(f"{first}\n")
+        return samples
+
+    def runner(number):
+        writes = random.Random(number)
+        for _ in range(2):
+            life = FORK.Process(target=run_until_killed, args=(tmp_path / "shared", request, writes.randrange(5, 80)))
+            life.start()
+            life.join()
+            assert life.exitcode == -signal.SIGKILL
+        assert generate(tmp_path / "shared", request).failed == {}
+
+    monkeypatch.setattr(bulk, "sample", counted)
+    runners = [FORK.Process(target=runner, args=(number,)) for number in range(8)]
+    for one in runners:
+        one.start()
+    for one in runners:
+        one.join()
+    assert [one.exitcode for one in runners] == [0] * 8
+    monkeypatch.undo()
+    parts = drawn.read_text().split()
+    print(f"{len(parts) / len(set(parts)) - 1:.2%} of {len(set(parts))} parts drawn twice")
+    assert len(set(parts)) == 1250 >= len(parts) / 1.02
     generate(tmp_path / "alone", request)
     assert result_files(tmp_path / "shared") == result_files(tmp_path / "alone")
 
