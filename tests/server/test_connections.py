@@ -268,8 +268,9 @@ def test_a_client_that_goes_in_the_middle_of_its_body_makes_no_noise(client, cap
 
 
 def waits_behind_a_proxy(client, haste, calls):
-    """Seconds until each of 100 clients has its sample. Each has a connection of its own and comes again when it is told
-    to. No connection is reset."""
+    """Seconds until each of 100 clients has its sample.
+
+    Each has a connection of its own and comes again when it is told to. No connection is reset."""
 
     async def polite(i):
         headers = {"X-Forwarded-For": f"9.9.9.9, 10.0.0.{i}"}
