@@ -21,6 +21,12 @@ settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seed = terminalreporter.config.getoption("randomly_seed", None)
+    if seed is not None:  # the plugin is there and was not switched off
+        terminalreporter.write_line(f"in random order; --randomly-seed={seed} repeats it, -p no:randomly sorts")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Whatever the tests of another file have set."""
