@@ -3,6 +3,7 @@ hub, and somewhere to put things that do not belong to the package."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+import forked
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined, which any test may be the first to do
@@ -34,6 +37,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_processes() -> Iterator[None]:
+    """Workers come from the fork server, too. A command that runs in a process of its own spawns its workers."""
+    real = multiprocessing.get_context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            multiprocessing, "get_context", lambda method=None: forked.CONTEXT if method == "spawn" else real(method)
+        )
+        yield
 
 
 @pytest.fixture
