@@ -90,7 +90,10 @@ def outputs(cell) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.long] * (i > 0), id=path.stem) for i, path in enumerate(NOTEBOOKS)],
+)
 def test_a_notebook_prints_what_is_stored_in_it(path):
     """Cells tagged "rounds" may differ: their network may round differently on another machine."""
     stored = nbformat.read(path, 4)
