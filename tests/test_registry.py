@@ -158,7 +158,7 @@ print(mine.name, mine.to_dict()["sampler"], mine.caption, samples[0].sampler["sa
 NO_NAME = "Mine is not at the top level of a file, so it cannot be found again by name"
 
 
-@pytest.mark.parametrize("form", ["-c", "standard input", "ipython"])
+@pytest.mark.parametrize("form", ["-c", pytest.param("standard input", marks=pytest.mark.long), "ipython"])
 def test_classes_without_a_file_work_and_have_their_own_names(here, form):
     """One warning says that the name cannot be found again."""
     if form == "ipython":
@@ -316,6 +316,19 @@ def test_a_package_offers_by_name(package):
     assert samplers.find("nested") is samplers.find("mine")
     assert list(samplers.available()) == [*BUILTIN, "mine", "nested"]
     assert limpet.load("toy").name == "toy"
+
+
+def test_entry_points_are_read_again_when_a_package_was_installed(package, monkeypatch):
+    reads, real = [], registry.importlib.metadata.entry_points
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda **group: reads.append(1) or real(**group))
+    package("[limpet.samplers]\nmine = theirs_a:Mine\n", theirs_a=SAMPLER)
+    assert [registry.installed("limpet.samplers") for _ in range(3)] == [{"mine": "theirs_a:Mine"}] * 3
+    assert len(reads) == 1
+    site = Path(sys.path[0])
+    (site / "theirs-0.1.dist-info").rename(site / "theirs-0.2.dist-info")
+    os.utime(site, (2, 2))  # another time, however fast this was
+    assert registry.installed("limpet.samplers") == {"mine": "theirs_a:Mine"}
+    assert len(reads) == 2
 
 
 def test_a_class_is_named_by_its_entry_point_without_importing_any(package):

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import operator
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -37,8 +38,20 @@ ABOUT_TEXT = ("__doc__", "__firstlineno__", "__static_attributes__")  # of a cla
 
 def installed(group: str) -> dict[str, str]:
     """What other packages offer in a group of entry points: name -> "module:object". Nothing is imported."""
+    return _entry_points(group, tuple((place, _changed_at(place)) for place in sys.path))
+
+
+@functools.lru_cache(maxsize=8)
+def _entry_points(group: str, places: tuple[tuple[str, int | None], ...]) -> dict[str, str]:
+    """Reading them takes milliseconds, and every name of a sampler asks. Installing a package changes its folder."""
     points = importlib.metadata.entry_points(group=group)
     return {point.name: point.value.partition("[")[0].strip() for point in points}
+
+
+def _changed_at(place: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(place or ".").st_mtime_ns
+    return None
 
 
 def is_file(name: str) -> bool:
@@ -53,7 +66,7 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
     "module:object", which comes before other packages."""
     if is_file(name):
         return from_file(name)
-    targets = builtin if name in builtin else {**builtin, **installed(group)}  # reading entry points takes milliseconds
+    targets = builtin if name in builtin else {**builtin, **installed(group)}
     if name not in targets:
         raise LimpetError(
             f"there is no {what} {name!r}; there are {', '.join(targets)}, and ./file.py:Name for one of your own"
