@@ -257,21 +257,21 @@ MORE = [
 
 @pytest.mark.parametrize("name", ["exact:words", "exact:chain", "exact:verses"])
 def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
-    """In batches of 1, 2, 7 and 14, alone by `first=`, and with a prompt of its own among other prompts."""
+    """In batches of 1, 3 and 7, alone by `first=`, and with a prompt of its own among other prompts."""
     model = source(name)
     for sampler in NAMED.values() if name == "exact:words" else (NAMED["native"], NAMED["crs"]):
-        together = limpet.sample(model, sampler, n=14, seed=SEED, batch_size=14)
-        for batch_size in (1, 2, 7):
-            apart = limpet.sample(model, sampler, n=14, seed=SEED, batch_size=batch_size)
+        together = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=7)
+        for batch_size in (1, 3):
+            apart = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=batch_size)
             assert torch.equal(apart.tokens, together.tokens)
             assert same_commitments(apart.memory, together.memory)
-        for first, n in ((13, 1), (5, 3)):
+        for first, n in ((6, 1), (2, 3)):
             some = limpet.sample(model, sampler, n=n, seed=SEED, first=first)
             assert torch.equal(some.tokens, together.tokens[first : first + n])
-        prompts = torch.arange(14 * 3).view(14, 3) % model.vocab_size
-        prompted = limpet.sample(model, sampler, n=14, seed=SEED, prompt=prompts)
-        alone = limpet.sample(model, sampler, n=1, seed=SEED, prompt=prompts[9:10], first=9)
-        assert torch.equal(alone.tokens[0], prompted.tokens[9])
+        prompts = torch.arange(7 * 3).view(7, 3) % model.vocab_size
+        prompted = limpet.sample(model, sampler, n=7, seed=SEED, prompt=prompts)
+        alone = limpet.sample(model, sampler, n=1, seed=SEED, prompt=prompts[4:5], first=4)
+        assert torch.equal(alone.tokens[0], prompted.tokens[4])
 
 
 def test_samplers_that_alternate_do_not_influence_each_other() -> None:
@@ -547,7 +547,7 @@ def test_the_native_output_distribution_approaches_the_truth(grid: str) -> None:
 @pytest.mark.parametrize(
     ("sampler", "n"),
     [
-        (Native(nfe=8), 200_000),
+        (Native(nfe=8), 100_000),
         (Native(nfe=5, final_step="argmax"), 60_000),
         (Native(nfe=5, top_p=0.8, boundary="paper"), 60_000),
         (Native(nfe=5, late_top_p=0.6, grid="uniform"), 60_000),
