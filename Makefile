@@ -41,6 +41,7 @@ check: .venv/.dev
 test: check .venv/.engines
 	$(BIN)/pytest -n 2 --durations=10
 
+# One after the other, since some measure time, as a ratio within one run. What lands is held to `make test` (.ci/run).
 test-all: test
 	$(BIN)/pytest -m long --durations=10
 

@@ -83,10 +83,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.7])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "top_p"), [(method, 0.7 if i % 2 else 1.0) for i, method in enumerate(METHODS)])
 def test_every_route(method: str, top_p: float) -> None:
-    logits, case = drawn_case(13, (4, 16, 37), tied=True, top_p=top_p, coins=METHODS[method])
+    logits, case = drawn_case(13, (2, 8, 37), tied=True, top_p=top_p, coins=METHODS[method])
     agree(logits, case)
     agree(logits, case.replace(against=None))
 
