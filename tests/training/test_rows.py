@@ -18,7 +18,6 @@ from limpet.models.prompt_layouts import CELLS, LAYOUTS
 from limpet.models.tokenizers import HuggingFaceTokenizer
 from limpet.training import datasets, heldout, loop, objectives, recipe, rows
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = torch.device("cpu")
 PROMPT = rows.SUDOKU_PROMPT
 LINES = [f"{a}{b}{c}" for a in "CNO" for b in ("=", "#", "", "(F)") for c in ("C", "CC", "N1")]
@@ -160,7 +159,7 @@ def test_impossible_clues_are_refused(clues: dict[str, Any]) -> None:
 
 def small(name: str, data: recipe.Data, **changes: Any) -> recipe.Recipe:
     """A recipe on other data, with a small network and a few steps."""
-    plan = recipe.read(RECIPES / f"{name}-cpu.toml")
+    plan = recipe.read(f"{name}-cpu")
     run = replace(plan.run, seconds=0.0, **{"steps": 6, "batch": 8, "validate_every": 3, "validate_rows": 4, **changes})
     sizes = replace(plan.sizes, width=16, heads=2, blocks=1, hidden=32, cond=8)
     return replace(plan, data=data, run=run, sizes=sizes)
@@ -168,7 +167,7 @@ def small(name: str, data: recipe.Data, **changes: Any) -> recipe.Recipe:
 
 @pytest.mark.parametrize("name", ["molecules", "sudoku"])
 def test_both_recipes_describe_the_same_model(name: str) -> None:
-    one, other = recipe.read(RECIPES / f"{name}.toml"), recipe.read(RECIPES / f"{name}-cpu.toml")
+    one, other = recipe.read(name), recipe.read(f"{name}-cpu")
     assert (one.sizes, one.data, one.checker) == (other.sizes, other.data, other.checker)
     network = loop.network_of(one)
     shape = limpet.load(name, device="cpu").network.shape

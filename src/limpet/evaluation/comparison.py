@@ -13,14 +13,14 @@ from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
 from limpet.evaluation.controls import control_sets, reference_set
-from limpet.evaluation.judges import Judge, SourceJudge, judge_for, source_judge
+from limpet.evaluation.judges import Judge, SourceJudge, as_judge, default_judge
 from limpet.evaluation.metrics import METRICS as ALL_METRICS
 from limpet.evaluation.sample_sets import SampleSet
 from limpet.evaluation.scores import NLL, NOVELTY, PERPLEXITY, Scores, evaluate
 from limpet.evaluation.statistics import Estimate
 from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
-from limpet.models import Denoiser
+from limpet.models import Denoiser, check_model
 from limpet.samplers import Sampler, named_samplers
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
@@ -216,7 +216,7 @@ def _number(scores: Scores, name: str) -> str:
 
 def compare(
     model: Denoiser,
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
+    samplers: Sampler | str | Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
     nfe: int | None = NFE,
     n: int = N,
     seeds: Sequence[int] = SEEDS,
@@ -241,8 +241,8 @@ def compare(
         length: tokens in a sample (default: the model's length).
         prompt: what every sample begins with; it is not counted.
         batch_size: samples that are computed at once (default: by the device).
-        judge: a judge or its name (default: the model's own true distribution, where it is known; else none, if there
-            is a checker).
+        judge: a judge or its name (default: the model's own true distribution, where it is known; none, if the model
+            has a checker; mini-judge, if it reads the model's tokens; else none, with a warning).
         progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
             call with (calls done, calls in all).
         checker: a checker or its name (default: the model's own, if it names one).
@@ -255,7 +255,10 @@ def compare(
     Returns:
         `Comparison`: the scores and samples of each sampler.
     """
+    check_model(model)
     chosen = named_samplers(SAMPLERS if samplers is None else samplers, nfe)
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+        raise LimpetError(f"seeds is {seeds!r}; it takes a list of whole numbers, such as [8200, 8210]")
     if not chosen or not seeds:
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):
@@ -263,8 +266,7 @@ def compare(
     chosen_metrics = _metrics(metrics, controls, n * len(seeds))
     checker = checker or model.checker
     checker = find_checker(checker) if isinstance(checker, str) else checker
-    if judge is not None or checker is None or source_judge(model):
-        judge = judge_for(model, judge)
+    judge = default_judge(model, model.device) if judge is None else as_judge(judge)
     size = length or model.length
     real = reference_set(model, size) if {MAUVE, NOVELTY} & {*chosen_metrics} else None
 

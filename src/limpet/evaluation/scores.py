@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
-from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
+from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, as_judge, describe, score_samples
 from limpet.evaluation.judges.base import Progress
 from limpet.evaluation.metrics import METRICS, mauve, novelty, pack
 from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
@@ -261,10 +261,10 @@ def evaluate(
     Returns:
         `Scores`: values per sample and per seed, with mean and standard error over seeds.
     """
-    sets, names = sample_sets(samples), list(metrics)
+    sets, names = sample_sets(samples), [metrics] if isinstance(metrics, str) else list(metrics)
     if unknown_names := [name for name in names if name not in METRICS]:
         raise unknown_name("there is no metric", unknown_names[0], METRICS)
-    judge = load_judge(judge) if isinstance(judge, str) else judge
+    judge = None if judge is None else as_judge(judge)
     mode = None if judge is None else reading_mode(judge, sets, convention)
     checks = {} if checker is None else _check(sets, find_checker(checker) if isinstance(checker, str) else checker)
     measures: dict[str, Measure] = {}
