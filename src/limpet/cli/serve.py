@@ -1,11 +1,13 @@
-"""`limpet serve`: the playground in a browser, and its JSON API."""
+"""`limpet serve`: the playground in a browser, and an OpenAI-compatible API."""
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import signal
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -39,16 +41,22 @@ def run(
     names: tuple[str, ...] = (),
     proxy: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     judge: str = "auto",
+    api: bool = False,
+    api_key: str | None = None,
+    playground: bool = False,
+    access_log: bool = False,
+    log_level: Literal["debug", "info", "warning", "error"] = "error",
     loading: Loading = DEFAULT_LOADING,
     limits: Annotated[Limits, tyro.conf.arg(name="limit")] = LIMITS,
 ) -> None:
-    """Serve the playground: choose a model and samplers, and watch every network call. Ctrl-C stops it.
+    """Serve the playground, where every network call can be watched, or an OpenAI-compatible API. Ctrl-C stops it.
 
     $ limpet serve
     $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
     $ limpet serve --names play.example.org --proxy 127.0.0.1
+    $ limpet serve --api --models mini --limit.batch 32
 
     Args:
         models: the models that can be chosen, the default one first; default: all that are built in
@@ -56,8 +64,14 @@ def run(
         port: the port to listen on; 0 takes any free one
         names: further host names that the server answers to, such as a proxy's; it refuses all others
         proxy: the address of a trusted proxy, or a network such as 10.0.0.0/8; its X-Forwarded-For names the client
-        judge: what scores the texts: mini-judge, a folder, a causal language model on the hub, or none; auto is
-            mini-judge where it is installed
+        judge: what scores the playground's texts: mini-judge, a folder, a causal language model on the hub, or none;
+            auto is mini-judge where it is installed
+        api: serve the OpenAI-compatible API under /v1, and /metrics
+        api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none); other users of
+            this machine can read a command line
+        playground: serve the page beside the API, too; it has no key
+        access_log: print a line for every request
+        log_level: the least important messages that are printed
         limits: what requests may take
     """
     for module in ("pydantic", "starlette", "uvicorn"):
@@ -69,14 +83,18 @@ def run(
     first = named_samplers(sampler, min(CALLS, limits.calls))
     listener = listen(host, port)
     known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
-    worker = workers.in_processes(partial(load_resources, known, judge, loading))
-    app = application(worker, limits, host, names, first, available_with(first), proxy)
+    page = playground or not api
+    worker = workers.in_processes(partial(load_resources, known, judge if page else "none", loading))
+    api_key = api_key or os.environ.get("LIMPET_API_KEY") or None
+    offered = available_with(first)
+    app = application(worker, limits, host, names, first, offered, proxy, page=page, api=api, api_key=api_key)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     shown = f"[{host}]" if ":" in host else host
     err.print(f"limpet serves {', '.join(known)} on http://{shown}:{listener.getsockname()[1]}/", markup=False)
     # uvicorn stops at either signal, and then raises it again for the handler that was there before.
     before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
     gc.freeze()  # what is loaded now stays: the garbage collector need not look through it
-    Server(app).run([listener])
+    Server(app, log_level="info" if access_log else log_level, access_log=access_log).run([listener])
     for one, handler in before.items():
         signal.signal(one, handler)
 

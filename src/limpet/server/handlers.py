@@ -13,7 +13,7 @@ from limpet.errors import LimpetError
 from limpet.evaluation import Judge, SampleSet, convention_for, evaluate, source_judge
 from limpet.evaluation.comparison import METRICS
 from limpet.generation import sample
-from limpet.models import Denoiser
+from limpet.models import Canvas, Denoiser
 from limpet.models.exact import Source
 from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler
@@ -46,6 +46,7 @@ class Resources:
             name: {
                 "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
                 "any_length": not isinstance(model, Source), "has_text": model.tokenizer is not None,
+                "is_canvas": isinstance(model, Canvas),
                 "judge": None if (judge := self.judge_of(model)) is None else judge.name,
             }
             for name, model in self.models.items()
@@ -116,10 +117,6 @@ def trajectory_file(resources: Resources, request: Request, report: Report) -> b
 def trajectory_events(resources: Resources, request: Request, report: Report) -> None:
     """The events alone."""
     trajectories(resources, request, report)
-
-
-HANDLERS: dict[str, Callable[[Resources, Request, Report], Any]]
-HANDLERS = {"samples": samples, "file": trajectory_file, "events": trajectory_events}
 
 
 def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: int) -> list[dict[str, Any]]:
