@@ -14,7 +14,7 @@ from limpet.server.handlers import Request, Resources
 
 def scores(model, judge=None, prompt="", n=2):
     samplers = {"native": limpet.samplers.parse("native nfe=2")[1]}
-    resources = Resources({model.name: model}, judge)
+    resources = Resources({model.name: model}, judge, any_text=False)
     request = Request(model.name, samplers, {"native": {}}, 1, n, model.length, prompt, {}, True)
     rows = handlers.samples(resources, request, lambda event, data: None)["native"]
     return [row["scores"] for row in rows], [row["tokens"] for row in rows]
