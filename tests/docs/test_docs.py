@@ -32,7 +32,7 @@ from limpet.training import recipe
 from model_cases import lightning, random_network
 
 ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers", "serve"}  # see above
-RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
+RESEARCH = {"frontier", "truth", "reproduce", "audits", "theory", "speed"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
     r"^HF_HUB_OFFLINE=1 ": "",
@@ -60,7 +60,7 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"^python benchmarks/body.py .*": r"\g<0> --tiny",
     r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
     r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 8 --n 1",
-    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
+    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini-cpu|mini)": r"\1",
     r"^limpet paper (?:study (?!list)|audit )(?!.*--preset).*": r"\g<0> --preset smoke",
 }
 
