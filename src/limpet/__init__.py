@@ -18,7 +18,7 @@ _MODULES = {  # module -> its public names
     "limpet.models.loading": ("load",),
     "limpet.samplers": (
         "CRS", "DDIM", "BlockRefinement", "Context", "EntropyBound", "GIDDAdaptive", "GIDDCorrection", "Gibbs",
-        "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo", "Trapezoidal", "param",
+        "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo", "Trapezoidal", "param", "recommended",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

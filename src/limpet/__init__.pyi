@@ -25,6 +25,7 @@ from limpet.samplers import (
     StepInfo,
     Trapezoidal,
     param,
+    recommended,
 )
 
 __version__: str
@@ -62,6 +63,7 @@ __all__ = [
     "load_judge",
     "param",
     "process",
+    "recommended",
     "reply",
     "rollout",
     "sample",

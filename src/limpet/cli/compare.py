@@ -15,20 +15,21 @@ from limpet.cli.common import (
     Loading,
     Model,
     SamplerTexts,
+    Sharpness,
     err,
     out,
     progress,
     prompt_texts,
     readable,
+    recommended_for,
     show,
 )
 from limpet.evaluation import source_judge
-from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
+from limpet.evaluation.comparison import NFE, Comparison, N, compare, compared_samplers
 from limpet.evaluation.judges import BUILTIN, Judge, load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
 from limpet.models import Denoiser
-from limpet.samplers import named_samplers
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
 
@@ -37,6 +38,7 @@ def run(
     model: Model = DEFAULT_MODEL,
     sampler: SamplerTexts = (),
     nfe: int = NFE,
+    sharpness: Sharpness = None,
     n: int = N,
     seeds: tuple[int, ...] = SEEDS,
     length: Length = None,
@@ -49,10 +51,11 @@ def run(
     texts: int = 1,
     json: Json = False,
 ) -> None:
-    """Compare samplers on the same random numbers (default: native, native with top-p .9 and .7, CRS and Mend, with
-    the same number of network calls).
+    """Compare samplers on the same random numbers (default: native, native with top-p .9 and .7, CRS, Mend and the
+    sampler that --sharpness chooses, with the same number of network calls).
 
     $ limpet compare
+    $ limpet compare --nfe 8 --sharpness 0
     $ limpet compare --model exact:chain --nfe 32
     $ limpet compare --sampler native --sampler "wide: crs spacing=8"
     $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
@@ -71,8 +74,11 @@ def run(
         batch_size: samples that are computed at once
         texts: how many samples of each sampler to print side by side
     """
-    chosen = named_samplers(sampler or SAMPLERS, nfe)
+    compared_samplers(sampler or None, nfe, sharpness)  # before the model is loaded
     denoiser = loading.load(model)
+    chosen = compared_samplers(sampler or None, nfe, sharpness, denoiser)
+    if not sampler:
+        recommended_for(denoiser, nfe, sharpness)  # says which one it is
     scorer = _judge(denoiser, judge, loading.device)
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None

@@ -6,21 +6,23 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from limpet.cli.common import (
     DEFAULT_LOADING,
     DEFAULT_MODEL,
-    SAMPLER_HELP,
     Length,
     Loading,
     Model,
+    SamplerText,
+    Sharpness,
+    captioned_sampler,
     err,
     progress,
     prompt_texts,
     readable,
+    recommended_for,
 )
 from limpet.cli.common import out as printer
 from limpet.cli.streams import print_json
@@ -29,15 +31,17 @@ from limpet.files import write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
-from limpet.samplers import Sampler, named_samplers
+from limpet.samplers import Sampler
+from limpet.samplers.recommended import NFE
 
 MAX_DIGITS = 18  # of a position or an id
 
 
 def run(
     model: Model = DEFAULT_MODEL,
-    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "crs",
-    nfe: int = 64,
+    sampler: SamplerText = None,
+    nfe: int = NFE,
+    sharpness: Sharpness = None,
     prompt: str | None = None,
     prompts: str | None = None,
     fix: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
@@ -53,7 +57,7 @@ def run(
 ) -> int:
     """Draw texts from a model. `limpet bulk` draws many, into a folder, resumably.
 
-    $ limpet sample --n 2 --nfe 32
+    $ limpet sample --n 2 --nfe 16 --sharpness .5
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --device cuda
     $ limpet sample --model google/diffusiongemma-26B-A4B-it \\
         --prompt "Why is the sky blue?" --precision bfloat16
@@ -77,11 +81,12 @@ def run(
         force: overwrite a file that exists
         json: print JSON lines, one for each sample, instead of texts
     """
-    ((caption, chosen),) = named_samplers([sampler], nfe).items()
+    caption, chosen = captioned_sampler(sampler, nfe, sharpness)
     words = parse_fixes(fix)
     for file in (out, record):
         _check_writable(file, force)
     denoiser = loading.load(model)
+    chosen = recommended_for(denoiser, nfe, sharpness) if sampler is None else chosen
     texts = prompt_texts(denoiser, prompt, prompts)
     is_chat = isinstance(denoiser, Canvas) and bool(texts)
     if is_chat and (prompts is not None or fix or record is not None):

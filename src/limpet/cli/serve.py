@@ -17,6 +17,7 @@ from limpet.cli.common import (
     LoadOptions,
     RunOptions,
     SamplerTexts,
+    Sharpness,
     err,
 )
 from limpet.errors import LimpetError, import_extra
@@ -25,6 +26,7 @@ from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
 from limpet.models.model_files import builtin_names
 from limpet.samplers import Sampler, named_samplers
+from limpet.samplers.recommended import check_not_both
 from limpet.server.handlers import Resources
 from limpet.server.scheduler import Limits
 
@@ -34,6 +36,7 @@ LIMITS = Limits()
 def run(
     models: tuple[str, ...] = (),
     sampler: SamplerTexts = (),
+    sharpness: Sharpness = None,
     host: str = "127.0.0.1",
     port: int = 8787,
     names: tuple[str, ...] = (),
@@ -45,6 +48,7 @@ def run(
     """Serve the playground: choose a model and samplers, and watch every network call. Ctrl-C stops it.
 
     $ limpet serve
+    $ limpet serve --sharpness .5
     $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
@@ -64,9 +68,11 @@ def run(
         import_extra(module, "serve")
     from limpet.server import workers
     from limpet.server.connections import Server
-    from limpet.server.http import CALLS, application, listen
+    from limpet.server.http import CALLS, application, first_samplers, listen
 
-    first = named_samplers(sampler, min(CALLS, limits.calls))
+    check_not_both(sampler, sharpness)
+    calls = min(CALLS, limits.calls)
+    first = named_samplers(sampler, calls) if sampler else first_samplers(calls, sharpness)
     listener = listen(host, port)
     known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
     worker = workers.in_processes(partial(load_resources, known, judge, loading))

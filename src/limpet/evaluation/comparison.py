@@ -19,7 +19,8 @@ from limpet.evaluation.statistics import Estimate
 from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser
-from limpet.samplers import Sampler, named_samplers
+from limpet.samplers import Sampler, choose_sampler, named_samplers
+from limpet.samplers.recommended import SHARPNESS, check_not_both
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
 NFE = 16  # default network calls: few enough that samplers differ
@@ -193,6 +194,21 @@ class Comparison:
         return axes
 
 
+def compared_samplers(
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None,
+    nfe: int | None = NFE,
+    sharpness: float | None = None,
+    model: Denoiser | None = None,
+) -> dict[str, Sampler]:
+    """The samplers of a comparison by name. By default the recommended one at a sharpness stands beside `SAMPLERS`."""
+    check_not_both(samplers, sharpness)
+    if samplers is not None:
+        return named_samplers(samplers, nfe)
+    name = f"sharpness={SHARPNESS if sharpness is None else sharpness:g}"
+    chosen = choose_sampler(None, NFE if nfe is None else nfe, sharpness, model)
+    return {**named_samplers(SAMPLERS, nfe), name: chosen}
+
+
 def _number(scores: Scores, name: str) -> str:
     return f"{scores.estimate(name):.{2 if name == PERPLEXITY else 4}f}" if name in scores.measures else ""
 
@@ -209,13 +225,14 @@ def compare(
     judge: Judge | str | None = None,
     progress: bool | Callable[[str], Progress] = False,
     checker: Checker | str | None = None,
+    sharpness: float | None = None,
 ) -> Comparison:
     """Sample a model with several samplers on the same random numbers, and evaluate the samples.
 
     Args:
         model: the model.
         samplers: a list or a mapping by name of samplers or texts such as "crs nfe=8" (default: native, native with
-            top-p .9 and .7, CRS and Mend). The first is what the others are compared with.
+            top-p .9 and .7, CRS, Mend, and the recommended sampler). The first is what the others are compared with.
         nfe: network calls of the samplers that are given as text without their own.
         n: samples of each seed.
         seeds: standard errors are over them.
@@ -227,11 +244,12 @@ def compare(
         progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
             call with (calls done, calls in all).
         checker: a checker or its name (default: the model's own, if it names one).
+        sharpness: of the recommended sampler, from 0 (diverse) to 1 (sharp), in place of samplers (default: .3).
 
     Returns:
         `Comparison`: the scores and samples of each sampler.
     """
-    chosen = named_samplers(SAMPLERS if samplers is None else samplers, nfe)
+    chosen = compared_samplers(samplers, nfe, sharpness, model)
     if not chosen or not seeds:
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):

@@ -13,6 +13,7 @@ from limpet.samplers.names import as_sampler, available, describe, find, from_di
 from limpet.samplers.native import Native
 from limpet.samplers.params import Param, param, params
 from limpet.samplers.psi import Psi
+from limpet.samplers.recommended import choose_sampler, recommended
 from limpet.samplers.trapezoidal import Trapezoidal
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Trapezoidal",
     "as_sampler",
     "available",
+    "choose_sampler",
     "describe",
     "find",
     "from_dict",
@@ -44,4 +46,5 @@ __all__ = [
     "param",
     "params",
     "parse",
+    "recommended",
 ]
