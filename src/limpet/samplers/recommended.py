@@ -18,7 +18,6 @@ from limpet.samplers.names import as_sampler
 
 NFE = 64  # default network calls
 SHARPNESS = 0.3  # default sharpness
-CALLS = 16  # the number of calls at which `Dial.top_p` holds
 DIGITS = 4  # of the parameters: a printed sampler is the sampler
 
 
@@ -26,33 +25,29 @@ DIGITS = 4  # of the parameters: a printed sampler is the sampler
 class Dial:
     """The numbers of the rule: two parameters of Mend at sharpness 0 and at sharpness 1.
 
-    In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth."""
+    In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. Neither
+    depends on the number of calls: interleaved steps on the quadratic grid have the same entropy at 12 as at 24."""
 
-    top_p: float = 0.85  # late_top_p at sharpness 0 and 16 calls
+    top_p: float = 0.85  # late_top_p at sharpness 0
     sharp_top_p: float = 0.6  # late_top_p at sharpness 1
     budget: float = 0.06  # at sharpness 0
     sharp_budget: float = 1.0  # at sharpness 1
-    per_doubling: float = 0.02  # added to top_p with each doubling of the calls
 
     def __post_init__(self) -> None:
         if not 0 < self.sharp_top_p <= self.top_p <= 1:
             raise LimpetError(f"top_p is {self.top_p} and sharp_top_p {self.sharp_top_p}; it falls, from 1 at most")
         if not 0 < self.budget <= self.sharp_budget < math.inf:
             raise LimpetError(f"budget is {self.budget} and sharp_budget {self.sharp_budget}; it rises, from above 0")
-        if not 0 <= self.per_doubling < 1:
-            raise LimpetError(f"per_doubling is {self.per_doubling}; it takes a number from 0 to below 1")
 
     def sampler(self, nfe: int, sharpness: float) -> Sampler:
         """The sampler at a number of calls and a sharpness."""
-        diverse = self.top_p + self.per_doubling * math.log2(nfe / CALLS)
-        diverse = min(1.0, max(diverse, self.sharp_top_p))
         return Mend(
             nfe=nfe,
             grid="quadratic",
             interleave=True,
             warmup=0.2,
             budget=round(self.budget ** (1 - sharpness) * self.sharp_budget**sharpness, DIGITS),
-            late_top_p=round(diverse + (self.sharp_top_p - diverse) * sharpness, DIGITS),
+            late_top_p=round(self.top_p + (self.sharp_top_p - self.top_p) * sharpness, DIGITS),
         )
 
 

@@ -1,0 +1,78 @@
+"""The dial beside every rival, on seeds that no choice has used: values of each seed, for docs/frontier.md.
+
+    python benchmarks/dial.py --models exact:words exact:grammar molecules sudoku
+    python benchmarks/dial.py --models mini mini-distilled --calls 16 8 --n 8
+
+Cells that the file has are kept, so that a stopped run continues. Networks run in bfloat16."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import limpet
+from limpet.evaluation import source_judge
+from limpet.generation import SEEDS
+from limpet.samplers import Sampler, parse
+from measuring import ResultFile
+
+SHARPNESS = (0.0, 0.25, 0.5, 0.75, 1.0)
+STEPS = "grid=quadratic interleave=true"
+RIVALS: dict[str, list[str]] = {  # by family: the samplers that trade quality for diversity
+    "top-p": [f"native top_p={p}" for p in (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)],
+    "top-p, argmax": [f"native top_p={p} final_step=argmax" for p in (0.9, 0.7, 0.5)],
+    "top-p, interleaved": [f"native {STEPS} top_p={p}" for p in (1, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4)],
+    "top-p, interleaved, argmax": [f"native {STEPS} top_p={p} final_step=argmax" for p in (0.9, 0.7, 0.5)],
+    "temperature, interleaved": [f"native {STEPS} temperature={t}" for t in (0.9, 0.8, 0.7, 0.6)],
+    "CRS, interleaved": [f"crs {STEPS} final_step=keep late_top_p={p}" for p in (1, 0.8, 0.6)],
+    "CRS": ["crs", "crs final_step=keep late_top_p=.8", "crs budget=.25 final_step=keep late_top_p=.9"],
+    "Mend": ["mend", "mend budget=.25", "mend late_top_p=.6"],
+}
+FEW = [f"native {STEPS} top_p={p}" for p in (0.85, 0.7, 0.55)]  # where a network is slow
+
+
+def samplers(nfe: int, rivals: list[str]) -> dict[str, Sampler]:
+    """The dial at every sharpness, and rivals, by name."""
+    dial = {f"sharpness={s:g}": limpet.recommended(nfe, s) for s in SHARPNESS}
+    return dial | {text: parse(text)[1].replace(nfe=nfe) for text in rivals}
+
+
+def measure(model: limpet.Denoiser, sampler: Sampler, n: int) -> dict[str, Any]:
+    """The values of each seed, and the time of a processor for one sample."""
+    begun = time.process_time()
+    judge = "mini-judge" if source_judge(model) is None and model.checker is None else None
+    one = limpet.compare(model, {"": sampler}, n=n, judge=judge).samplers[0]
+    seconds = (time.process_time() - begun) / (n * len(SEEDS))
+    shown = {name: [round(float(value), 5) for value in values] for name, values in one.scores.values.items()}
+    return {"sampler": sampler.caption, "n": n, "seeds": SEEDS, "cpu_seconds": round(seconds, 4), "values": shown}
+
+
+def cells(models: list[str], calls: list[int], n: int, rivals: list[str]) -> Iterator[tuple[str, str, int, Sampler]]:
+    """Name, model, samples for each seed and sampler."""
+    for nfe in calls:
+        for name, sampler in samplers(nfe, rivals).items():
+            for model in models:
+                yield f"{model}/{nfe}/{name}", model, n, sampler
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--calls", nargs="+", type=int, default=[4, 8, 16, 32, 64])
+    parser.add_argument("--n", type=int, default=64, help="samples for each seed")
+    parser.add_argument("--few", action="store_true", help="only the interleaved top-p curve as a rival")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dial.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    loaded = {name: limpet.load(name, precision="float32" if name.startswith("exact:") else "bfloat16")
+              for name in options.models}  # fmt: skip
+    file = ResultFile(options.out)
+    chosen = FEW if options.few else [text for family in RIVALS.values() for text in family]
+    for name, model, n, sampler in cells(options.models, options.calls, options.n, chosen):
+        file.measure(name, measure, loaded[model], sampler, n)
