@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import ResultFile
 
 import limpet
 from limpet.evaluation import source_judge
 from limpet.generation import SEEDS
 from limpet.samplers import Sampler, parse
-from measuring import ResultFile
 
 SHARPNESS = (0.0, 0.25, 0.5, 0.75, 1.0)
 STEPS = "grid=quadratic interleave=true"

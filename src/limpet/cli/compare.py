@@ -79,7 +79,7 @@ def run(
     chosen = compared_samplers(sampler or None, nfe, sharpness, denoiser)
     if not sampler:
         recommended_for(denoiser, nfe, sharpness)  # says which one it is
-    scorer = _judge(denoiser, judge, loading.device)
+    scorer = choose_judge(denoiser, judge, None, loading.device)
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None
     count = len(each or range(n))
@@ -106,11 +106,11 @@ def run(
     show(json, result.to_dict(), parts)
 
 
-def _judge(denoiser: Denoiser, judge: str | None, device: str | None) -> Judge | None:
-    """The judge of a comparison: by name, else the true distribution, else none beside a checker of the model's own,
-    else the built-in one."""
+def choose_judge(denoiser: Denoiser, judge: str | None, checker: str | None, device: str | None) -> Judge | None:
+    """The judge of a comparison: by name, else the true distribution, else none beside a checker of the model's own or
+    one that is asked for, else the built-in one."""
     own = source_judge(denoiser) if judge is None else None
-    if own is not None or (judge is None and denoiser.checker is not None):
+    if own is not None or (judge is None and (checker or denoiser.checker) is not None):
         return own
     return load_judge(judge or BUILTIN, device)
 

@@ -1,7 +1,7 @@
 """Experiments: a study consists of cells and seeds; each cell under each seed is a unit of work; a store keeps every
 finished unit."""
 
-from limpet.experiments import bulk, claims, figures, render, report, study_files, tuning
+from limpet.experiments import bulk, claims, dial, figures, render, report, study_files, tuning
 from limpet.experiments.claims import (
     Claim,
     Finding,
@@ -86,6 +86,7 @@ __all__ = [
     "bulk",
     "claims",
     "collect",
+    "dial",
     "equivalent",
     "estimate_series",
     "figures",
