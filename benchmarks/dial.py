@@ -34,7 +34,7 @@ RIVALS: dict[str, list[str]] = {  # by family: the samplers that trade quality f
     "CRS": ["crs", "crs final_step=keep late_top_p=.8", "crs budget=.25 final_step=keep late_top_p=.9"],
     "Mend": ["mend", "mend budget=.25", "mend late_top_p=.6"],
 }
-FEW = [f"native {STEPS} top_p={p}" for p in (0.85, 0.7, 0.55)]  # where a network is slow
+FEW = [*(f"native {STEPS} top_p={p}" for p in (0.85, 0.7, 0.55)), "native top_p=0.9", "mend"]  # for a slow network
 
 
 def samplers(nfe: int, rivals: list[str]) -> dict[str, Sampler]:
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--calls", nargs="+", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--n", type=int, default=64, help="samples for each seed")
-    parser.add_argument("--few", action="store_true", help="only the interleaved top-p curve as a rival")
+    parser.add_argument("--few", action="store_true", help="five rivals, the interleaved top-p curve among them")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dial.json"))
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -244,7 +244,7 @@ def compare(
         progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
             call with (calls done, calls in all).
         checker: a checker or its name (default: the model's own, if it names one).
-        sharpness: of the recommended sampler, from 0 (diverse) to 1 (sharp), in place of samplers (default: .3).
+        sharpness: of the recommended sampler, from 0 (diverse) to 1 (sharp), in place of samplers (default: .25).
 
     Returns:
         `Comparison`: the scores and samples of each sampler.

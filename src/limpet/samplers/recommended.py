@@ -17,7 +17,7 @@ from limpet.samplers.mend import Mend
 from limpet.samplers.names import as_sampler
 
 NFE = 64  # default network calls
-SHARPNESS = 0.3  # default sharpness
+SHARPNESS = 0.25  # default sharpness
 DIGITS = 4  # of the parameters: a printed sampler is the sampler
 
 
@@ -98,7 +98,7 @@ def recommended(nfe: int = NFE, sharpness: float | None = None, model: Denoiser 
     """The recommended sampler, an ordinary one whose parameters can be printed and changed.
 
     nfe: network calls for each sample. sharpness: 0 is as diverse as the released default (top-p .9, sampled final
-    step, 64 calls), 1 is the sharpest that is still useful (default: .3). model: use the dial that `limpet tune` saved
+    step, 64 calls), 1 is the sharpest that is still useful (default: .25). model: use the dial that `limpet tune` saved
     for this model, if there is one."""
     sharpness = SHARPNESS if sharpness is None else sharpness
     if isinstance(sharpness, bool) or not isinstance(sharpness, (int, float)) or not 0 <= sharpness <= 1:
