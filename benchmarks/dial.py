@@ -32,6 +32,10 @@ RIVALS: dict[str, list[str]] = {  # by family: the samplers that trade quality f
     "temperature, interleaved": [f"native {STEPS} temperature={t}" for t in (0.9, 0.8, 0.7, 0.6)],
     "CRS, interleaved": [f"crs {STEPS} final_step=keep late_top_p={p}" for p in (1, 0.8, 0.6)],
     "CRS": ["crs", "crs final_step=keep late_top_p=.8", "crs budget=.25 final_step=keep late_top_p=.9"],
+    "RDM": ["rdm", "rdm temperature=.8", "rdm temperature=1 returns=cond"],
+    "confidence threshold": ["confidence-threshold", "confidence-threshold repair=true"],
+    "tau-leaping, interleaved": [f"tau-leaping {STEPS} top_p={p}" for p in (0.9, 0.8, 0.7)],
+    "forward-backward": ["forward-backward grid=quadratic top_p=.9"],
     "Mend": ["mend", "mend budget=.25", "mend late_top_p=.6"],
 }
 FEW = [*(f"native {STEPS} top_p={p}" for p in (0.85, 0.7, 0.55)), "native top_p=0.9", "mend"]  # for a slow network

@@ -17,8 +17,9 @@ _MODULES = {  # module -> its public names
     "limpet.models": ("Denoiser", "ModelInput", "WrappedDenoiser"),
     "limpet.models.loading": ("load",),
     "limpet.samplers": (
-        "CRS", "DDIM", "BlockRefinement", "Context", "EntropyBound", "GIDDAdaptive", "GIDDCorrection", "Gibbs",
-        "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo", "Trapezoidal", "param", "recommended",
+        "CRS", "DDIM", "RDM", "BlockRefinement", "ConfidenceThreshold", "Context", "EntropyBound", "ForwardBackward",
+        "GIDDAdaptive", "GIDDCorrection", "Gibbs", "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo",
+        "TauLeaping", "Trapezoidal", "param", "recommended",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
