@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import limpet
 from limpet import LimpetError
 from limpet.cli import bulk, compare, main, sample, serve, watch
+from limpet.paper.studies import interleave
+from limpet.samplers import parse
 from limpet.samplers.recommended import NFE, SHARPNESS, Dial, SavedDial, dial_path
 
 CALLS = st.integers(2, 1000)
@@ -31,6 +33,7 @@ def test_a_sharper_sampler_draws_from_less_and_commits_more(nfe, one, other):
     diverse, sharp = (limpet.recommended(nfe, s) for s in sorted([one, other]))
     assert diverse.late_top_p >= sharp.late_top_p
     assert diverse.budget <= sharp.budget
+    assert diverse.spacing >= sharp.spacing
     assert diverse.nfe == sharp.nfe == nfe
 
 
@@ -40,7 +43,13 @@ def test_a_small_turn_changes_little(nfe, sharpness):
     assert abs(here.late_top_p - next_to.late_top_p) <= 0.01
     assert abs(np.log(here.budget / next_to.budget)) <= 0.05
     changed = {name for name in here.to_dict() if getattr(here, name, 0) != getattr(next_to, name, 0)}
-    assert changed <= {"late_top_p", "budget"}
+    assert changed <= {"late_top_p", "budget"} | ({"spacing"} if sharpness <= 0.5 < sharpness + 0.01 else set())
+
+
+def test_its_ends_are_measured_samplers():
+    """Of the study `interleave`, which chose them on seeds 1, 2 and 5000 and reported them on others."""
+    ends = (interleave.SAMPLERS["interleaved"][0], interleave.SAMPLERS["mend"][1])
+    assert [parse(text)[1].replace(nfe=16) for text in ends] == [limpet.recommended(16, s) for s in (0, 1)]
 
 
 @given(CALLS, CALLS, SHARP)

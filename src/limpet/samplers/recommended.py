@@ -25,8 +25,9 @@ DIGITS = 4  # of the parameters: a printed sampler is the sampler
 class Dial:
     """The numbers of the rule: two parameters of Mend at sharpness 0 and at sharpness 1.
 
-    In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. Neither
-    depends on the number of calls: interleaved steps on the quadratic grid have the same entropy at 12 as at 24."""
+    In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. In the sharp
+    half positions committed in one call may be closer. Nothing depends on the number of calls: interleaved steps on
+    the quadratic grid have the same entropy at 12 calls as at 24. Both ends are samplers of the study `interleave`."""
 
     top_p: float = 0.85  # late_top_p at sharpness 0
     sharp_top_p: float = 0.6  # late_top_p at sharpness 1
@@ -47,6 +48,7 @@ class Dial:
             interleave=True,
             warmup=0.2,
             budget=round(self.budget ** (1 - sharpness) * self.sharp_budget**sharpness, DIGITS),
+            spacing=2 if sharpness <= 0.5 else 1,
             late_top_p=round(self.top_p + (self.sharp_top_p - self.top_p) * sharpness, DIGITS),
         )
 
