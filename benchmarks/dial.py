@@ -19,29 +19,18 @@ from measuring import ResultFile
 
 import limpet
 from limpet.evaluation import source_judge
+from limpet.evaluation.statistics import numbers
+from limpet.experiments.dial import SHARPNESS
 from limpet.generation import SEEDS
+from limpet.paper.studies import samplers
 from limpet.samplers import Sampler, parse
 
-SHARPNESS = (0.0, 0.25, 0.5, 0.75, 1.0)
+RIVALS: dict[str, list[str]] = samplers.FILE["dial"]  # by family
 STEPS = "grid=quadratic interleave=true"
-RIVALS: dict[str, list[str]] = {  # by family: the samplers that trade quality for diversity
-    "top-p": [f"native top_p={p}" for p in (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)],
-    "top-p, argmax": [f"native top_p={p} final_step=argmax" for p in (0.9, 0.7, 0.5)],
-    "top-p, interleaved": [f"native {STEPS} top_p={p}" for p in (1, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4)],
-    "top-p, interleaved, argmax": [f"native {STEPS} top_p={p} final_step=argmax" for p in (0.9, 0.7, 0.5)],
-    "temperature, interleaved": [f"native {STEPS} temperature={t}" for t in (0.9, 0.8, 0.7, 0.6)],
-    "CRS, interleaved": [f"crs {STEPS} final_step=keep late_top_p={p}" for p in (1, 0.8, 0.6)],
-    "CRS": ["crs", "crs final_step=keep late_top_p=.8", "crs budget=.25 final_step=keep late_top_p=.9"],
-    "RDM": ["rdm", "rdm temperature=.8", "rdm temperature=1 returns=cond"],
-    "confidence threshold": ["confidence-threshold", "confidence-threshold repair=true"],
-    "tau-leaping, interleaved": [f"tau-leaping {STEPS} top_p={p}" for p in (0.9, 0.8, 0.7)],
-    "forward-backward": ["forward-backward grid=quadratic top_p=.9"],
-    "Mend": ["mend", "mend budget=.25", "mend late_top_p=.6"],
-}
-FEW = [*(f"native {STEPS} top_p={p}" for p in (0.85, 0.7, 0.55)), "native top_p=0.9", "mend"]  # for a slow network
+FEW = [*(f"native {STEPS} top_p={p}" for p in (".85", ".7", ".55")), "native top_p=.9", "mend"]  # for a slow network
 
 
-def samplers(nfe: int, rivals: list[str]) -> dict[str, Sampler]:
+def compared(nfe: int, rivals: list[str]) -> dict[str, Sampler]:
     """The dial at every sharpness, and rivals, by name."""
     dial = {f"sharpness={s:g}": limpet.recommended(nfe, s) for s in SHARPNESS}
     return dial | {text: parse(text)[1].replace(nfe=nfe) for text in rivals}
@@ -53,14 +42,14 @@ def measure(model: limpet.Denoiser, sampler: Sampler, n: int) -> dict[str, Any]:
     judge = "mini-judge" if source_judge(model) is None and model.checker is None else None
     one = limpet.compare(model, {"": sampler}, n=n, judge=judge).samplers[0]
     seconds = (time.process_time() - begun) / (n * len(SEEDS))
-    shown = {name: [round(float(value), 5) for value in values] for name, values in one.scores.values.items()}
+    shown = {name: numbers(values.round(5)) for name, values in one.scores.values.items() if name != "perplexity"}
     return {"sampler": sampler.caption, "n": n, "seeds": SEEDS, "cpu_seconds": round(seconds, 4), "values": shown}
 
 
 def cells(models: list[str], calls: list[int], n: int, rivals: list[str]) -> Iterator[tuple[str, str, int, Sampler]]:
     """Name, model, samples for each seed and sampler."""
     for nfe in calls:
-        for name, sampler in samplers(nfe, rivals).items():
+        for name, sampler in compared(nfe, rivals).items():
             for model in models:
                 yield f"{model}/{nfe}/{name}", model, n, sampler
 
