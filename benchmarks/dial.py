@@ -1,7 +1,8 @@
 """The dial beside every rival, on seeds that no choice has used: values of each seed, for docs/frontier.md.
 
-    python benchmarks/dial.py --models exact:words exact:grammar molecules sudoku
-    python benchmarks/dial.py --models mini mini-distilled --calls 16 8 --n 8
+    python benchmarks/dial.py --models exact:words exact:grammar --calls 8 --n 16
+    python benchmarks/dial.py --models molecules sudoku --calls 16 --n 16 --rivals few
+    python benchmarks/dial.py --models mini mini-distilled --calls 16 --n 8 --rivals none
 
 Cells that the file has are kept, so that a stopped run continues. Networks run in bfloat16."""
 
@@ -59,13 +60,13 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--calls", nargs="+", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--n", type=int, default=64, help="samples for each seed")
-    parser.add_argument("--few", action="store_true", help="five rivals, the interleaved top-p curve among them")
+    parser.add_argument("--rivals", choices=("all", "few", "none"), default="all", help="few has an interleaved curve")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dial.json"))
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     loaded = {name: limpet.load(name, precision="float32" if name.startswith("exact:") else "bfloat16")
               for name in options.models}  # fmt: skip
     file = ResultFile(options.out)
-    chosen = FEW if options.few else [text for family in RIVALS.values() for text in family]
+    chosen = {"all": [text for family in RIVALS.values() for text in family], "few": FEW, "none": []}[options.rivals]
     for name, model, n, sampler in cells(options.models, options.calls, options.n, chosen):
         file.measure(name, measure, loaded[model], sampler, n)
