@@ -51,6 +51,7 @@ def test_every_measurement_gives_a_dial_that_falls(measured):
     assert all(one.error >= diverse.error for one in found if min(one.entropy, diverse.entropy) >= low)
     assert chosen.sharp_top_p <= chosen.top_p
     assert chosen.sharp_budget >= chosen.budget
+    assert bool(chosen.sharp_budget) == bool(chosen.budget)
 
 
 def test_the_report_needs_fresh_seeds():

@@ -52,6 +52,14 @@ def test_its_ends_are_measured_samplers():
     assert [parse(text)[1].replace(nfe=16) for text in ends] == [limpet.recommended(16, s) for s in (0, 1)]
 
 
+@given(CALLS, SHARP)
+def test_without_a_budget_it_is_native_sampling(nfe, sharpness):
+    sampler = Dial(budget=0.0, sharp_budget=0.0).sampler(nfe, sharpness)
+    assert type(sampler) is limpet.Native
+    committing = limpet.recommended(nfe, sharpness)
+    assert {name: getattr(committing, name) for name in vars(sampler)} == vars(sampler) | {"final_step": "keep"}
+
+
 @given(CALLS, CALLS, SHARP)
 def test_the_parameters_do_not_depend_on_the_calls(few, many, sharpness):
     assert limpet.recommended(few, sharpness).replace(nfe=many) == limpet.recommended(many, sharpness)

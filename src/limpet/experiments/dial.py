@@ -19,7 +19,7 @@ RELEASED = Native(nfe=64, top_p=0.9)  # whose diversity sharpness 0 has
 FALL = 0.06  # the share of its entropy that sharpness 1 gives up: as much as the general dial does on `mini`
 ROUNDING = 0.005  # a share of the entropy that is no difference
 TOP_P = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
-BUDGETS = (0.06, 0.25, 1.0)
+BUDGETS = (0.0, 0.06, 0.25, 1.0)  # 0 commits nothing
 SHARPNESS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the report
 Measure = Callable[[Mapping[str, Sampler], Sequence[int]], Comparison]  # samplers by name, on some seeds
 
@@ -74,7 +74,11 @@ def choose_ends(found: Sequence[Candidate], released: float) -> Dial:
         return min(kept, key=lambda one: (one.error, -one.entropy)) if kept else max(among, key=lambda one: one.entropy)
 
     diverse = best(released, found)
-    sharper = [one for one in found if one.top_p <= diverse.top_p and one.budget >= diverse.budget]
+    sharper = [
+        one
+        for one in found
+        if one.top_p <= diverse.top_p and one.budget >= diverse.budget and bool(one.budget) == bool(diverse.budget)
+    ]
     sharp = best(released * (1 - FALL), sharper)
     return Dial(diverse.top_p, sharp.top_p, diverse.budget, sharp.budget)
 

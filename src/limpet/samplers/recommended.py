@@ -15,6 +15,7 @@ from limpet.models import Denoiser
 from limpet.samplers.base import Sampler
 from limpet.samplers.mend import Mend
 from limpet.samplers.names import as_sampler
+from limpet.samplers.native import Native
 
 NFE = 64  # default network calls
 SHARPNESS = 0.25  # default sharpness
@@ -23,7 +24,7 @@ DIGITS = 4  # of the parameters: a printed sampler is the sampler
 
 @dataclass(frozen=True)
 class Dial:
-    """The numbers of the rule: two parameters of Mend at sharpness 0 and at sharpness 1.
+    """The numbers of the rule: two parameters of Mend at sharpness 0 and at sharpness 1. Budgets of 0 are native steps.
 
     In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. In the sharp
     half positions committed in one call may be closer. Nothing depends on the number of calls: interleaved steps on
@@ -37,20 +38,19 @@ class Dial:
     def __post_init__(self) -> None:
         if not 0 < self.sharp_top_p <= self.top_p <= 1:
             raise LimpetError(f"top_p is {self.top_p} and sharp_top_p {self.sharp_top_p}; it falls, from 1 at most")
-        if not 0 < self.budget <= self.sharp_budget < math.inf:
-            raise LimpetError(f"budget is {self.budget} and sharp_budget {self.sharp_budget}; it rises, from above 0")
+        if not (0 < self.budget <= self.sharp_budget < math.inf or self.budget == self.sharp_budget == 0):
+            raise LimpetError(
+                f"budget is {self.budget} and sharp_budget {self.sharp_budget}; it rises, from above 0, or both are 0"
+            )
 
     def sampler(self, nfe: int, sharpness: float) -> Sampler:
         """The sampler at a number of calls and a sharpness."""
-        return Mend(
-            nfe=nfe,
-            grid="quadratic",
-            interleave=True,
-            warmup=0.2,
-            budget=round(self.budget ** (1 - sharpness) * self.sharp_budget**sharpness, DIGITS),
-            spacing=2 if sharpness <= 0.5 else 1,
-            late_top_p=round(self.top_p + (self.sharp_top_p - self.top_p) * sharpness, DIGITS),
-        )
+        top_p = round(self.top_p + (self.sharp_top_p - self.top_p) * sharpness, DIGITS)
+        steps = Native(nfe=nfe, grid="quadratic", interleave=True, warmup=0.2, late_top_p=top_p)
+        if not self.budget:
+            return steps
+        budget = round(self.budget ** (1 - sharpness) * self.sharp_budget**sharpness, DIGITS)
+        return Mend(**vars(steps) | {"final_step": "keep"}, budget=budget, spacing=2 if sharpness <= 0.5 else 1)
 
 
 @dataclass(frozen=True)
