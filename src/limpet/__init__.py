@@ -13,7 +13,7 @@ _MODULES = {  # module -> its public names
     "limpet.diffusion.backends": ("Transition",),
     "limpet.errors": ("LimpetError",),
     "limpet.evaluation": ("Comparison", "Scores", "compare", "evaluate", "load_judge"),
-    "limpet.generation": ("Inputs", "Sample", "Samples", "Step", "reply", "rollout", "sample", "steps"),
+    "limpet.generation": ("Inputs", "Sample", "Samples", "Step", "infill", "reply", "rollout", "sample", "steps"),
     "limpet.models": ("Denoiser", "ModelInput", "WrappedDenoiser"),
     "limpet.models.loading": ("load",),
     "limpet.samplers": (

@@ -4,7 +4,7 @@ from limpet.diffusion import process, selection, transitions, truncation
 from limpet.diffusion.backends import Transition
 from limpet.errors import LimpetError
 from limpet.evaluation import Comparison, Scores, compare, evaluate, load_judge
-from limpet.generation import Inputs, Sample, Samples, Step, reply, rollout, sample, steps
+from limpet.generation import Inputs, Sample, Samples, Step, infill, reply, rollout, sample, steps
 from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.loading import load
 from limpet.samplers import (
@@ -67,6 +67,7 @@ __all__ = [
     "WrappedDenoiser",
     "compare",
     "evaluate",
+    "infill",
     "load",
     "load_judge",
     "param",

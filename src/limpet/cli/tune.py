@@ -15,12 +15,12 @@ from rich.table import Table
 
 from limpet import __version__, registry
 from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, LoadOptions, Model, err, progress, show
-from limpet.cli.compare import choose_judge, rich_table
+from limpet.cli.compare import rich_table
 from limpet.cli.study import DEFAULT_EXECUTING, Executing, compute
 from limpet.errors import LimpetError
 from limpet.evaluation import source_judge
 from limpet.evaluation.comparison import Comparison, compare
-from limpet.evaluation.judges import BUILTIN
+from limpet.evaluation.judges import BUILTIN, load_judge
 from limpet.experiments import JudgeSpec, Results, Store, Study, collect, dial, figures, format_estimate, format_signed
 from limpet.experiments.tuning import SPACE, TuningConfig, TuningResult, tune
 from limpet.files import read_text, write_file
@@ -126,7 +126,7 @@ def _fit_dial(
     """Fit the dial, save it under the model's digest, and show it on fresh seeds."""
     config = TuningConfig(name, nfe, n=n, n_seeds=n_seeds, seed=seed)
     model = loading.load(name)
-    scorer = choose_judge(model, judge, checker, loading.device)
+    scorer = None if judge is None else load_judge(judge, loading.device)
 
     def measure(samplers: Mapping[str, Sampler], seeds: Sequence[int]) -> Comparison:
         with progress(total=sum(one.nfe for one in samplers.values()) * len(seeds) * n) as update:
