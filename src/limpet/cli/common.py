@@ -116,7 +116,7 @@ def has_native_bfloat16() -> bool:
 
 
 def captioned_sampler(sampler: str | None, nfe: int, sharpness: float | None) -> tuple[str, Sampler]:
-    """The caption and the sampler that a command asks for, before a model is loaded; see `for_model`."""
+    """The caption and the sampler that a command asks for, before a model is loaded; with the general dial."""
     if sampler is None or sharpness is not None:
         chosen = choose_sampler(sampler, nfe, sharpness)
         return chosen.caption, chosen
@@ -124,12 +124,11 @@ def captioned_sampler(sampler: str | None, nfe: int, sharpness: float | None) ->
     return caption, chosen
 
 
-def recommended_for(model: Denoiser, nfe: int, sharpness: float | None) -> Sampler:
-    """The recommended sampler for a model that is loaded, printed on standard error."""
-    chosen = choose_sampler(None, nfe, sharpness, model)
+def print_recommended(chosen: Sampler, sharpness: float | None) -> None:
+    """Say on standard error which sampler a sharpness has chosen."""
     shown = SHARPNESS if sharpness is None else sharpness
-    err.print(f"sharpness {shown:g}, {nfe} network calls: {chosen.caption}", style="dim", markup=False, soft_wrap=True)
-    return chosen
+    about = f"sharpness {shown:g}, {chosen.nfe} network calls: {chosen.caption}"
+    err.print(about, style="dim", markup=False, soft_wrap=True)
 
 
 def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:

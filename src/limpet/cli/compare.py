@@ -18,10 +18,10 @@ from limpet.cli.common import (
     Sharpness,
     err,
     out,
+    print_recommended,
     progress,
     prompt_texts,
     readable,
-    recommended_for,
     show,
 )
 from limpet.evaluation.comparison import NFE, Comparison, N, compare, compared_samplers
@@ -84,8 +84,6 @@ def run(
     compared_samplers(sampler or None, nfe, sharpness)  # before the model is loaded
     denoiser = loading.load(model)
     chosen = compared_samplers(sampler or None, nfe, sharpness, denoiser)
-    if not sampler:
-        recommended_for(denoiser, nfe, sharpness)  # says which one it is
     scorer = None if judge is None else load_judge(judge, loading.device)
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None
@@ -106,6 +104,8 @@ def run(
             denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker,
             metrics or None, controls,
         )  # fmt: skip
+    if not sampler:
+        print_recommended(list(chosen.values())[-1], sharpness)
     if not json:
         rules = {"judge": result.judge["rule"]} if result.judge else {}
         for name, convention in {**rules, **result.conventions}.items():

@@ -19,14 +19,14 @@ from limpet.cli.common import (
     SamplerTexts,
     Sharpness,
     out,
-    recommended_for,
+    print_recommended,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
-from limpet.samplers import named_samplers
-from limpet.samplers.recommended import NFE, check_not_both
+from limpet.samplers import choose_sampler, named_samplers
+from limpet.samplers.recommended import check_not_both
 
 
 def run(
@@ -69,7 +69,8 @@ def run(
         check_not_both(sampler, sharpness)
         samplers, denoiser = named_samplers(sampler, nfe), loading.load(model)
         if not samplers:
-            chosen = recommended_for(denoiser, NFE if nfe is None else nfe, sharpness)
+            chosen = choose_sampler(None, nfe, sharpness, denoiser)
+            print_recommended(chosen, sharpness)
             samplers = {chosen.caption: chosen}
         trajectories, frames = follow(denoiser, samplers, seed, sample, length, prompt)
     if not out.is_terminal:  # a file or a pipe gets the last frame alone
