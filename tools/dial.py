@@ -19,7 +19,7 @@ import frontier
 from blocks import put
 from limpet.evaluation import statistics
 from limpet.evaluation.statistics import Estimate, Floats
-from limpet.experiments import Entry, Results, Table, below, format_signed
+from limpet.experiments import Entry, Results, Table, below, format_estimate, format_signed
 from limpet.experiments.dial import SHARPNESS
 from limpet.experiments.render import markdown
 from limpet.experiments.tuning import distance
@@ -27,6 +27,8 @@ from limpet.paper.studies import interleave, pareto, samplers
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks/results/dial.json"
+SEARCHED = ROOT / "benchmarks/results/dial-search.json"
+COST = ROOT / "benchmarks/results/dial-cpu.json"
 RIVALS: dict[str, list[str]] = samplers.FILE["dial"]
 ROLES = {caption: role for role, caption in frontier.SIZE.captions.items()}  # of the built-in text models
 JUDGED = ("mini", "mini-distilled", "exact:words")  # by NLL; the other models have a checker
@@ -178,6 +180,61 @@ def released_table(reports: Mapping[str, Results]) -> str:
     return markdown(Table("released", "", head, (rows,))).lstrip()
 
 
+def tried_table() -> str:
+    """NLL at entropy of every change of Mend that was tried, at both ends of the dial."""
+    found: dict[str, dict[str, Any]] = json.loads(SEARCHED.read_text(encoding="utf-8"))
+    model, nfe = next(iter(found)).split("/")[:2]
+    start = f"{model}/{nfe}/grid=quadratic interleave=true "
+    ends = ("budget=.06 late_top_p=.85", "budget=1 late_top_p=.6")
+
+    def entry(own: str, end: str) -> Entry:
+        one = found.get(f"{start}{own} {end}")
+        return Entry(f"{one['nll']:.3f} at {one['entropy']:.3f}" if one else "")
+
+    changed = dict.fromkeys(name.removeprefix(start).removesuffix(f" {ends[0]}") for name in found
+                            if name.startswith(start) and name.endswith(ends[0]))  # fmt: skip
+    rows = tuple((Entry(own), *(entry(own, end) for end in ends)) for own in changed)
+    schedules = [name for name in found if name.startswith(start) and "end_top_p" in name]
+    rows += tuple(
+        (Entry(name.removeprefix(start)), Entry(f"{found[name]['nll']:.3f} at {found[name]['entropy']:.3f}"), Entry(""))
+        for name in schedules
+    )
+    head = (f"{model}, {nfe} calls", *(f"sharpness {s}: {end}" for s, end in zip((0, 1), ends, strict=True)))
+    return markdown(Table("tried", "", head, (rows,))).lstrip()
+
+
+def cost() -> str:
+    """What the dial costs beside native sampling."""
+    found = json.loads(COST.read_text(encoding="utf-8"))["mini"]
+    parts = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in found["ratio to"]["native"].items())
+    rows = found["head rows"]
+    return (
+        f"Processor time at {found['nfe']} calls on `mini`, as a ratio to native sampling without top-p in one run:\n"
+        f"{parts}. The dial computes {rows['sharpness=0']:.0%} of the head's rows, since it inspects\n"
+        f"every position in each call, and native sampling {rows['native']:.0%}.\n"
+    )
+
+
+def newcomer_table(results: Results) -> str:
+    """One row a sampler: NLL, entropy and repetition on `mini`."""
+    size, calls = frontier.SIZE, interleave.compared_calls(frontier.SIZE)
+    rows = {
+        f"released: `{pareto.RELEASED['sample']}`, {size.max_nfe} calls": f"{size.max_nfe}/{pareto.RELEASED['sample']}",
+        "best baseline, diverse: top-p .85, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][0]}",
+        "`--sharpness 0`": f"{calls}/{ENDS[0.0]}",
+        "best baseline, sharp: top-p .6, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][3]}",
+        "`--sharpness 1`": f"{calls}/{ENDS[1.0]}",
+    }
+    digits = {"nll": 3, "entropy": 3, "rep-4": 4}
+    head = ("sampler", "NLL (nats/token, lower is better)", "entropy (nats, higher is more diverse)",
+            "rep-4 (lower is less repetitive)")  # fmt: skip
+    values = tuple(
+        (Entry(name), *(Entry(format_estimate(results(f"base/{cell}", measure), n)) for measure, n in digits.items()))
+        for name, cell in rows.items()
+    )
+    return markdown(Table("newcomer", "", head, (values,))).lstrip().replace("\\`", "`")
+
+
 def blocks() -> dict[tuple[Path, str], str]:
     """The generated blocks: (page, name) -> text."""
     cells, reports = measured(), {name: frontier.committed(name) for name in ("interleave", "samplers")}
@@ -185,6 +242,9 @@ def blocks() -> dict[tuple[Path, str], str]:
         (frontier.PAGE, "dial"): judged_table(cells, reports),
         (frontier.PAGE, "dial-checked"): checked_table(cells),
         (frontier.PAGE, "dial-released"): released_table(reports),
+        (frontier.PAGE, "dial-tried"): tried_table(),
+        (frontier.PAGE, "dial-cost"): cost(),
+        (ROOT / "docs/samplers.md", "newcomer"): newcomer_table(reports["interleave"]),
     }
 
 
