@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet import LimpetError
-from limpet.cli import bulk, compare, main, sample, serve, watch
+from limpet.cli import bulk, compare, infill, main, sample, serve, watch
 from limpet.paper.studies import interleave
 from limpet.samplers import parse
 from limpet.samplers.recommended import NFE, SHARPNESS, Dial, SavedDial, dial_path
@@ -82,7 +82,7 @@ def test_the_default_is_one(capsys):
     assert (default.nfe, default) == (NFE, limpet.recommended(NFE, SHARPNESS))
     assert limpet.sample(model, n=1).sampler == default
     assert next(limpet.steps(model, trace=False)).context.model is model
-    for command in (sample, compare, serve, watch, bulk):
+    for command in (sample, compare, serve, watch, bulk, infill):
         arguments = inspect.signature(command.run).parameters
         assert arguments["sharpness"].default is None
         assert arguments["sampler"].default in (None, ())
