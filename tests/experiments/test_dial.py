@@ -12,7 +12,7 @@ import limpet
 from limpet import LimpetError
 from limpet.cli.main import main
 from limpet.experiments import dial
-from limpet.experiments.dial import Candidate, choose_ends
+from limpet.experiments.dial import DialCandidate, choose_ends
 from limpet.samplers.recommended import dial_path
 
 RELEASED = 4.0
@@ -28,13 +28,13 @@ def home(tmp_path, monkeypatch):
 
 def test_each_end_is_the_best_candidate_that_is_diverse_enough():
     found = [
-        Candidate(0.9, 0.06, 4.1, 3.0),
-        Candidate(0.8, 0.25, 4.0, 2.5),
-        Candidate(0.7, 0.06, 3.99, 2.2),  # as diverse up to rounding, and better
-        Candidate(0.7, 1.0, 3.8, 2.0),
-        Candidate(0.6, 1.0, 3.77, 1.5),
-        Candidate(0.5, 1.0, 3.7, 1.0),  # gives up more than 6%
-        Candidate(0.8, 1.0, 3.9, 0.5),  # higher top-p than the diverse end
+        DialCandidate(0.9, 0.06, 4.1, 3.0),
+        DialCandidate(0.8, 0.25, 4.0, 2.5),
+        DialCandidate(0.7, 0.06, 3.99, 2.2),  # as diverse up to rounding, and better
+        DialCandidate(0.7, 1.0, 3.8, 2.0),
+        DialCandidate(0.6, 1.0, 3.77, 1.5),
+        DialCandidate(0.5, 1.0, 3.7, 1.0),  # gives up more than 6%
+        DialCandidate(0.8, 1.0, 3.9, 0.5),  # higher top-p than the diverse end
     ]
     chosen = choose_ends(found, RELEASED)
     assert (chosen.top_p, chosen.budget, chosen.sharp_top_p, chosen.sharp_budget) == (0.7, 0.06, 0.6, 1.0)
@@ -42,7 +42,7 @@ def test_each_end_is_the_best_candidate_that_is_diverse_enough():
 
 @given(st.lists(MEASURED, min_size=len(GRID), max_size=len(GRID)))
 def test_every_measurement_gives_a_dial_that_falls(measured):
-    found = [Candidate(*at, *values) for at, values in zip(GRID, measured, strict=True)]
+    found = [DialCandidate(*at, *values) for at, values in zip(GRID, measured, strict=True)]
     chosen = choose_ends(found, RELEASED)
     ends = {(one.top_p, one.budget): one for one in found}
     diverse = ends[chosen.top_p, chosen.budget]

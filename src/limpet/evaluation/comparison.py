@@ -210,7 +210,7 @@ class Comparison:
 
 
 def compared_samplers(
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None,
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | Sampler | str | None,
     nfe: int | None = NFE,
     sharpness: float | None = None,
     model: Denoiser | None = None,

@@ -24,7 +24,7 @@ SHARPNESS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the report
 Measure = Callable[[Mapping[str, Sampler], Sequence[int]], Comparison]  # samplers by name, on some seeds
 
 
-class Candidate(NamedTuple):
+class DialCandidate(NamedTuple):
     """One sampler of the dial's family as it was measured."""
 
     top_p: float
@@ -40,7 +40,7 @@ class DialResult:
     dial: Dial
     quality: str  # the measure that decided
     entropy: float  # of the released sampler, on the seeds of the choice
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[DialCandidate, ...]
     fresh: Comparison
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,11 +65,11 @@ def candidates(nfe: int) -> dict[tuple[float, float], Sampler]:
     return {(p, b): Dial(p, p, b, b).sampler(nfe, 0) for p in TOP_P for b in BUDGETS}
 
 
-def choose_ends(found: Sequence[Candidate], released: float) -> Dial:
+def choose_ends(found: Sequence[DialCandidate], released: float) -> Dial:
     """The dial between two candidates: the best that is as diverse as the released sampler, and the best that gives
     up `FALL` of that diversity at most. released: the released sampler's entropy."""
 
-    def best(low: float, among: Sequence[Candidate]) -> Candidate:
+    def best(low: float, among: Sequence[DialCandidate]) -> DialCandidate:
         kept = [one for one in among if one.entropy >= low * (1 - ROUNDING)]
         return min(kept, key=lambda one: (one.error, -one.entropy)) if kept else max(among, key=lambda one: one.entropy)
 
@@ -95,9 +95,9 @@ def fit(nfe: int, seeds: Sequence[int], fresh_seeds: Sequence[int], measure: Mea
     quality = quality_of(released)
     sign, offset = (1.0, 0.0) if quality == NLL else (-1.0, 1.0)
 
-    def candidate(key: tuple[float, float], one: SamplerScores) -> Candidate:
+    def candidate(key: tuple[float, float], one: SamplerScores) -> DialCandidate:
         entropy, value = (one.scores.estimate(name).mean for name in ("entropy", quality))
-        return Candidate(*key, entropy, offset + sign * value)
+        return DialCandidate(*key, entropy, offset + sign * value)
 
     found = tuple(candidate(key, one) for key, one in zip(tried, rest, strict=True))
     entropy = released.scores.estimate("entropy").mean
