@@ -62,11 +62,11 @@ def application(
 ) -> Starlette:
     """The server as an ASGI application.
 
-    worker: makes a worker, whose first model is the default one. host: the address that the server listens on. names:
-    other names that it answers to. samplers: those that the page starts with (default: `first_samplers`). available:
-    the samplers that a request may name (default: all that have a name here). proxies: addresses of trusted proxies. page:
-    whether the playground is served. api: whether the OpenAI-compatible API is served. api_key: what its requests must
-    bear."""
+    worker: makes a worker, whose first model is the default one. host: the address that the server listens on.
+    names: other names that it answers to. samplers: those that the page starts with (default: `first_samplers`).
+    available: the samplers that a request may name (default: all that have a name here). proxies: addresses of
+    trusted proxies. page: whether the playground is served. api: whether the OpenAI-compatible API is served.
+    api_key: what its requests must bear."""
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
     samplers = samplers or first_samplers(calls)
