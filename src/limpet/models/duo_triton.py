@@ -26,7 +26,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.models import Rows, all_rows, float8, float8_kernels
+from limpet.models import Cache, Rows, all_rows, float8, float8_kernels
 from limpet.models.float8 import Float8Rows
 from limpet.models.float8_kernels import gelu_of
 from limpet.models.private_apis import linear_gelu
@@ -96,8 +96,10 @@ class FusedBackbone:
         self.wider = max(1.0, network.shape.width / WIDTH)
         self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
 
-    def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows) -> Tensor:
+    def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the positions to be read."""
+        if cache is not None:
+            return self.network.backbone(tokens, sigma, rows, cache)
         if tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
             return self.whole(tokens, sigma)[0].clone()
         x, normed, keys, modulation = self.trunk(tokens, sigma)
