@@ -134,7 +134,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
     slots = torch.arange(len(samples), device=q.device) - (counts.cumsum(0) - counts)[samples]
     padded = q.new_zeros(len(k), max(1, int(counts.max())), *q.shape[1:])
     padded[samples, slots] = q
-    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v)
+    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v, enable_gqa=q.shape[1] != k.shape[1])
     return mixed.transpose(1, 2)[samples, slots].flatten(1)
 
 
@@ -149,11 +149,24 @@ def attend_kept(
     """(R, 3 width) queries, keys and values of some positions -> (R, width), and a layer of a cache.
 
     The layer has these keys and values in place of those in `kept`. The queries attend to all of it."""
-    cos, sin = (part[positions[1], None] for part in rotation)
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
-    kept = kept.index_put(positions, torch.stack([rotate(k, cos, sin), v], 1))
+    q, kept = renewed(q, k, v, kept, rotation, positions)
+    return attend_packed(q, *keys_and_values(kept), positions[0]), kept
+
+
+def renewed(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, rotation: Rotation, positions: Positions
+) -> tuple[Tensor, Tensor]:
+    """(R, heads, .) queries, keys and values of some positions -> the queries, rotated, and a layer of a cache with
+    these keys, rotated, and values in place of those in `kept`."""
+    cos, sin = (part[positions[1], None] for part in rotation)
+    return rotate(q, cos, sin), kept.index_put(positions, torch.stack([rotate(k, cos, sin), v], 1))
+
+
+def keys_and_values(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, heads, L, .) each, of a layer of a cache."""
     k, v = kept.transpose(1, 3).unbind(2)
-    return attend_packed(rotate(q, cos, sin), k, v, positions[0]), kept
+    return k, v
 
 
 class TransformerBlock(nn.Module):
