@@ -128,13 +128,17 @@ class DuoBlock(TransformerBlock):
         return self.after(x[positions], mixed, *(_rows(part, positions) for part in others))
 
     def cached(
-        self, x: Tensor, cond: Tensor, rotation: Rotation, positions: Positions, kept: Tensor
+        self, x: Tensor, cond: Tensor, rotation: Rotation, positions: Positions, kept: Tensor, read: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The block at some positions, (R, width), beside the kept keys and values of the others; both, renewed."""
-        shift, scale, *others = (_rows(part, positions) for part in self.adaLN_modulation(cond)[:, None].chunk(6, -1))
-        qkv = self.attn_qkv(_modulate(self.norm1(x), shift, scale))
-        mixed, kept = attend_kept(qkv, kept, self.heads, rotation, positions)
-        return self.after(x, mixed, *others), kept
+        """The block at some positions, (R, width), beside the kept keys and values of the others; both, renewed.
+
+        read: the rows of x that go on from attention (default: all)."""
+        shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        normed = _modulate(self.norm1(x), _rows(shift, positions), _rows(scale, positions))
+        mixed, kept = attend_kept(self.attn_qkv(normed), kept, self.heads, rotation, positions, read)
+        if read is not None:
+            x, positions = x[read], (positions[0][read], positions[1][read])
+        return self.after(x, mixed, *(_rows(part, positions) for part in others)), kept
 
     def after(
         self, x: Tensor, mixed: Tensor, gate_attn: Tensor, shift: Tensor, scale: Tensor, gate_mlp: Tensor
@@ -199,7 +203,7 @@ class DuoNetwork(nn.Module):
         """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input, at the flat positions that `rows`
         returns. The others may hold anything."""
         if cache is not None and cache.compute is not None:
-            return self.cached(tokens, sigma, cache, cache.compute)
+            return self.cached(tokens, sigma, rows(), cache, cache.compute)
         x, positions = self.vocab_embed(tokens), positions_of(rows(), tokens)
         cond, rotation = self.sigma_map(sigma), self.rotary_emb(tokens.shape[1])
         keep = None if cache is None else cache.after
@@ -209,14 +213,17 @@ class DuoNetwork(nn.Module):
         x = last(x, cond, rotation, positions, keep)
         return in_place(self.output_layer(x, cond, positions), positions, tokens)
 
-    def cached(self, tokens: Tensor, sigma: Tensor, cache: Cache, compute: Tensor) -> Tensor:
-        """The backbone at the flat positions `compute`, (R,) of them; (B,) or (1,) sigma."""
+    def cached(self, tokens: Tensor, sigma: Tensor, rows: Tensor | None, cache: Cache, compute: Tensor) -> Tensor:
+        """The backbone at the flat positions `compute`, of which `rows` are read (None: all); (B,) or (1,) sigma."""
         positions = compute // tokens.shape[1], compute % tokens.shape[1]
         x, cond = self.vocab_embed(tokens[positions], positions[1]), self.sigma_map(sigma)
-        rotation = self.rotary_emb(tokens.shape[1])
+        rotation, read = self.rotary_emb(tokens.shape[1]), None
         for block, kept in zip(self.blocks, cache.before, strict=True):
-            x, kept = block.cached(x, cond, rotation, positions, kept)
+            if len(cache.after) == len(self.blocks) - 1 and rows is not None:
+                read = torch.searchsorted(compute.contiguous(), rows.contiguous())
+            x, kept = block.cached(x, cond, rotation, positions, kept, read)
             cache.after.append(kept)
+        positions = positions if read is None else (positions[0][read], positions[1][read])
         return in_place(self.output_layer(x, cond, positions), positions, tokens)
 
     def head(self, features: Tensor) -> Tensor:

@@ -144,14 +144,16 @@ def kept_layer(k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_kept(
-    qkv: Tensor, kept: Tensor, heads: int, rotation: Rotation, positions: Positions
+    qkv: Tensor, kept: Tensor, heads: int, rotation: Rotation, positions: Positions, read: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(R, 3 width) queries, keys and values of some positions -> (R, width), and a layer of a cache.
 
-    The layer has these keys and values in place of those in `kept`. The queries attend to all of it."""
+    The layer has these keys and values in place of those in `kept`. The queries attend to all of it. read: which of
+    the queries do (default: all)."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
     q, kept = renewed(q, k, v, kept, rotation, positions)
-    return attend_packed(q, *keys_and_values(kept), positions[0]), kept
+    q, samples = (q, positions[0]) if read is None else (q[read], positions[0][read])
+    return attend_packed(q, *keys_and_values(kept), samples), kept
 
 
 def renewed(

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     calls: int  # made with it
     tokens: Tensor  # (B, L) the tokens that the keys and values were computed from
     layers: tuple[Tensor, ...]  # keys and values, see `Cache`
-    values: Tensor  # (B, L, D) the features that each position last had
+    values: Tensor | None  # (B, L, D) the features that each position last had, for a trace
 
 
 class Features(NamedTuple):
@@ -186,7 +186,7 @@ class Context:
         inputs = ModelInput(
             model_input,
             t,
-            self._rows(plans) if cache is None else lambda: cache.compute,
+            (lambda: cache.compute) if self.trace and cache is not None else self._rows(plans),
             self._clean(clean),
             self._previous(state.previous) if model.self_conditioned else None,
             cache,
@@ -198,7 +198,7 @@ class Context:
                 f"of shape {tuple(model_input.shape)}; its backbone must return (batch, length, width)"
             )
         kept = None if cache is None else self._keep(cache, state.kept, model_input, values)
-        values = values if kept is None else kept.values
+        values = values if kept is None or kept.values is None else kept.values
         features = Features(values, call, temperature, model.self_conditioned, kept)
         head = self._head
         if blend is not None:
@@ -240,31 +240,30 @@ class Context:
         return NetworkCall(model_input, signal, model.vocab_size, convert, self.rng, self.nonfinite_at, model.name)
 
     def _cache(self, kept: Kept | None, transitions: tuple[Transition, ...], call: NetworkCall) -> Cache:
-        """What a call of a sampler with `refresh` computes: every position if it is the first or `refresh` calls after
-        such a call; else those whose token differs from the one that their keys and values were computed from, and
-        those whose prediction a transition needs."""
+        """What a call of a sampler with `refresh` computes: every position in the first and in every `refresh`-th;
+        else those whose token differs from the one that their keys and values were computed from, and those whose
+        prediction a transition needs."""
         if kept is None:
             check_memory(self.model, self.fixed)
-        needed = None
-        if kept is not None and kept.calls % self.refresh:
-            plans = [self.backend.plan(transition, call) for transition in map(_without_waiting, transitions)]
-            needed = _union([plan.needed() for plan in plans])
-        if kept is None or needed is None:
+        if kept is None or kept.calls % self.refresh == 0:
+            return Cache(None, (), [])
+        needed = _union([self.backend.plan(transition, call).needed() for transition in transitions])
+        if needed is None:
             return Cache(None, (), [])
         computed = (call.tokens != kept.tokens).flatten().index_fill(0, needed.long(), True)
         return Cache(computed.nonzero()[:, 0], kept.layers, [])
 
     def _keep(self, cache: Cache, before: Kept | None, model_input: Tensor, values: Tensor) -> Kept:
-        """What the call after one reads of it: the features (B, L, D) of the call where it computed any."""
+        """What the next call reads of one with features (B, L, D)."""
         if not cache.after:
             raise LimpetError(
                 f"{self.model.name} has cache_bytes and kept nothing of a call: append to inputs.cache.after"
             )
-        if cache.compute is None or before is None:
-            return Kept(1, model_input, tuple(cache.after), values)
-        here = cache.compute
-        merged = before.values.flatten(0, 1).index_copy(0, here, values.flatten(0, 1)[here]).view_as(values)
-        return Kept(before.calls + 1, model_input, tuple(cache.after), merged)
+        here, old = cache.compute, None if before is None else before.values
+        if here is not None and old is not None:
+            values = old.flatten(0, 1).index_copy(0, here, values.flatten(0, 1)[here]).view_as(values)
+        calls = 1 if before is None else before.calls + 1
+        return Kept(calls, model_input, tuple(cache.after), values if self.trace else None)
 
     def _rows(self, plans: list[Any]) -> Rows:
         """Which positions any of the plans needs; a self-conditioned model needs all, if only for the next call."""
@@ -331,11 +330,6 @@ def check_memory(model: Denoiser, tokens: Tensor) -> None:
             f"{tokens.shape[1]} tokens, and {free / 2**30:.1f} GiB are free on {device}: use a smaller batch, or leave "
             "refresh out"
         )
-
-
-def _without_waiting(transition: Transition) -> Transition:
-    """The transition without the inspections that may read the prediction of an earlier call."""
-    return replace(transition, inspect=torch.zeros_like(transition.inspect)) if transition.waits else transition
 
 
 def _kind(value: Any) -> str:

@@ -43,7 +43,6 @@ class Transition:
     temperature: float = 1.0  # of the distribution, applied first
     support: Support = ALL_TOKENS  # the tokens that may be drawn
     against: Tensor | None = None  # (B, L) tokens with which the distribution is compared where it is inspected
-    waits: bool = False  # whether an inspection may read an earlier call's prediction, where the sampler has `refresh`
 
 
 class NetworkCall(NamedTuple):
