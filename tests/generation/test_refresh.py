@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from limpet.generation import CountingDenoiser, Inputs, rollout
 from limpet.models import Cache, Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.duo import Duo
 from limpet.recording.trajectory import record
-from limpet.samplers import Context, Sampler, State, from_dict, parse
+from limpet.samplers import Context, Native, Sampler, State, from_dict, parse
 from limpet.samplers.base import Kept, check_memory
 from limpet.samplers.builtin import BUILTIN
 from model_cases import TINY, random_network
@@ -190,12 +190,16 @@ def test_a_state_without_its_cache_begins_with_a_full_call(model):
     assert resumed.tokens.equal(steps[-1].tokens)
 
 
-def test_early_stopping_ends_where_nothing_changes_any_more():
-    molecules, one = limpet.load("molecules", device="cpu"), sampler("entropy-bound bound=1 settled=1", 3)
-    given = Inputs(torch.full((2, molecules.length), -1), CounterRNG(5, torch.arange(2)))
-    ended = list(rollout(molecules, one, given, until_finished=True))
-    assert len(ended) < NFE
-    assert ended[-1].tokens.equal(final(molecules, one, given).tokens)
+def test_early_stopping_ends_with_what_the_call_gave(model):
+    @dataclass(frozen=True)
+    class Ending(Native):
+        def finished(self, state: State) -> Tensor:
+            return torch.full((len(state.tokens),), state.call >= 7)
+
+    given, one = inputs([0, 1, 2], FIXED), Ending(nfe=NFE, refresh=4)
+    ended, steps = (list(rollout(model, one, given, until_finished=until)) for until in (True, False))
+    assert (len(ended), len(steps)) == (7, NFE)
+    assert ended[-1].tokens.equal(steps[6].tokens)
 
 
 # Names, and what is refused
