@@ -1,6 +1,6 @@
 """Train several recipes side by side, one process each, and check samples of the results.
 
-    python recipes/train.py recipes/molecules.toml recipes/sudoku.toml --seconds 520 --out results
+    python recipes/train.py molecules sudoku --seconds 520 --out results
 
 One run failing does not stop the others, and is tried again without CUDA graph and compiler. For each recipe the output
 folder gets NAME.tar (config.json, model.safetensors in bfloat16, tokenizer.json, log.jsonl, check.json) and
@@ -41,7 +41,7 @@ def changed(plan: Any, changes: list[str]) -> Any:
     return replace(plan, **{table: replace(getattr(plan, table), **fields) for table, fields in tables.items()})
 
 
-def train_one(file: Path, within: Path, out: Path, deadline: float, changes: list[str], resume: Path | None) -> None:
+def train_one(file: str, within: Path, out: Path, deadline: float, changes: list[str], resume: Path | None) -> None:
     """Train one recipe until a time.time(), and pack what came of it."""
     from limpet.models.model_files import usable_device
     from limpet.models.tokenizers import HuggingFaceTokenizer
@@ -87,7 +87,7 @@ def pack(work: Path, archive: Path) -> None:
                 tar.add(work / name, f"{work.name}/{name}")
 
 
-def check_one(file: Path, within: Path, out: Path, changes: list[str]) -> None:
+def check_one(file: str, within: Path, out: Path, changes: list[str]) -> None:
     """Sample a finished model natively with 64 calls and count what is right; on the CPU where the GPU fails."""
     from limpet.training import recipe
 
@@ -123,14 +123,14 @@ def check_sudoku(work: Path, device: str | None, n: int) -> dict[str, Any]:
 
 
 def check_molecules(work: Path, device: str | None, n: int) -> dict[str, Any]:
-    """Shares of strings that are molecules, that differ, and that are no training string."""
+    """The share of strings that are molecules, by RDKit, and of different ones among those."""
     import limpet
-    from limpet.evaluation.checkers.molecules import is_well_formed
+    from limpet.evaluation.checkers.molecules import read_molecule
 
     model = limpet.load(work, device=device)
     out = limpet.sample(model, "native nfe=64", n=4 * n)
     smiles = [text.rstrip(" ") for text in out.texts]
-    good = [one for one in smiles if is_well_formed(one)]
+    good = [found.canonical for one in smiles if (found := read_molecule(one)) is not None]
     found = {"device": str(model.device), "n": len(smiles), "valid": len(good) / len(smiles), "examples": smiles[:8]}
     return {**found, "distinct among valid": len(set(good)) / max(1, len(good))}
 
@@ -143,7 +143,7 @@ def launch(options: argparse.Namespace) -> int:
     context = multiprocessing.get_context("spawn")
     attempts, running, finished = dict.fromkeys(options.recipes, 0), {}, []
 
-    def begin(file: Path) -> None:
+    def begin(file: str) -> None:
         changes = [*options.set, *ATTEMPTS[attempts[file]]]
         arguments = (file, options.work, options.out, deadline, changes, options.resume)
         running[file] = context.Process(target=train_one, args=arguments)
@@ -179,7 +179,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("recipes", type=Path, nargs="+")
+    parser.add_argument("recipes", nargs="+", help="names, or TOML files")
     parser.add_argument("--seconds", type=float, default=520, help="for training, the start included")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for what is made")
     parser.add_argument("--work", type=Path, default=Path("local/train-work"), help="folder to work in; it is emptied")

@@ -342,7 +342,7 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(package, capsys, kin
 
 def test_names_that_lead_nowhere_are_one_sentence():
     refused(
-        samplers.find, "psy", match=f"there is no sampler 'psy'; there are {', '.join(BUILTIN)}, and ./file.py:Name"
+        samplers.find, "psy", match=rf"'psy', did you mean psi\? there are {', '.join(BUILTIN)}, and ./file.py:Name"
     )
     refused(limpet.load, "psy", match=r"nor offered by another package \(none offers any\)")
 

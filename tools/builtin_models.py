@@ -5,7 +5,7 @@
     python tools/builtin_models.py --n 8 --nfe 4              a quick look at smaller numbers, printed and not written
 
 A trained folder or .tar holds config.json, model.safetensors, tokenizer.json and log.jsonl. The data of the recipes is
-prepared if it is not there; for molecules that needs the text that recipes/molecules.toml names. Figures are kept in
+prepared if it is not there; for molecules that needs the text that the recipe molecules names. Figures are kept in
 recipes/logs and measured again only for other weights, sizes or seeds."""
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise LimpetError(f"{source} is named {name!r}; the models here are {', '.join(TASKS)}")
             install(name, trained_files(source))
         for name in options.models or names or TASKS:
-            corpus = corpus_of(recipe.read(ROOT / "recipes" / f"{name}.toml"))
+            corpus = corpus_of(recipe.read(name))
             if name in names:
                 derive(name, corpus)
             found = measure(name, corpus, options)

@@ -55,7 +55,7 @@ from limpet.models.tensor_files import STORAGES, read_tensors, unpack_rows, writ
 from limpet.training import heldout
 from limpet.training.data import Stream, Text, open_text
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "minis"
+LOGS = Path(__file__).parents[1] / "recipes/logs"
 NAMES = ("mini", "mini-distilled", "mini-judge")
 JUDGE = NAMES[2]
 SPLITS = ("validation", "test")
@@ -219,7 +219,7 @@ def held_out_block(model: str, splits: Sequence[Measured]) -> str:
 
 
 def training_block(model: str) -> str:
-    log = [json.loads(line) for line in (RECIPES / "logs" / f"{model}.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (LOGS / f"{model}.jsonl").read_text().splitlines()]
     held = [line for line in log if line.get("validation") is not None]
     listed = [held[round(i * (len(held) - 1) / 9)] for i in range(10)] if len(held) > 10 else held
     rows = [
@@ -243,7 +243,7 @@ def data_block(data: Path) -> str:
 
 
 def storage_block(model: str) -> str:
-    found = json.loads((RECIPES / "logs" / "storage.json").read_text())[model]
+    found = json.loads((LOGS / "storage.json").read_text())[model]
     return (
         f"Matrices are stored as int8 with one float32 scale a row. On {found['rows']} validation rows, with the same "
         f"times and noise, that moves the figure from {found['trained']:.4f} to {found['stored']:.4f} nats per token: "
@@ -286,7 +286,7 @@ def pack(trained: Path, text: Text, rows: int, device: str | None) -> None:
         )
         found[model] = {"trained": before["nats"], "stored": after["nats"], "rows": before["rows"]}
         log(f"{model}: {found[model]}")
-    (RECIPES / "logs" / "storage.json").write_text(json.dumps(found, indent=2) + "\n")
+    (LOGS / "storage.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 def log(text: str) -> None:

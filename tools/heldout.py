@@ -3,7 +3,7 @@
     python tools/heldout.py CORPUS              # into the package
     python tools/heldout.py CORPUS --out FILE   # or elsewhere
 
-CORPUS is the text that the recipes in recipes/minis name."""
+CORPUS is the text that the recipes of the mini models name."""
 
 from __future__ import annotations
 

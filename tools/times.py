@@ -39,9 +39,9 @@ COMMANDS = [  # in this order: some read what others wrote
     "limpet paper study report factorial --preset smoke",
     "limpet paper audit temperature --preset smoke",
     "limpet paper theory separated-modes",
-    "limpet train recipes/small/duo.toml",
-    "limpet train recipes/small/judge.toml",
-    "limpet train recipes/small/distilled.toml",
+    "limpet train small",
+    "limpet train small-judge",
+    "limpet train small-distilled",
     "limpet bench --nfe 4 --batches 1 --runs 1",
 ]
 STUDY = (

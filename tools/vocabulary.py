@@ -62,7 +62,7 @@ SKIPPED = {  # file or folder -> why it is not read
     "tools/vocabulary.py": "names the words",
     "CHANGELOG.md": "says what old names have become",
     "tests/generation/golden": "digests and the parameters of earlier versions",
-    "recipes/minis/logs/": "logs of finished runs",
+    "recipes/logs/": "logs of finished runs",
     "src/limpet/models/builtin/tokenizer.json": "a vocabulary that was fitted to text",
 }
 ENCODED = r"[A-Za-z0-9+/=]{80,}"  # bytes as text

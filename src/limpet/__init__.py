@@ -13,12 +13,13 @@ _MODULES = {  # module -> its public names
     "limpet.diffusion.backends": ("Transition",),
     "limpet.errors": ("LimpetError",),
     "limpet.evaluation": ("Comparison", "Scores", "compare", "evaluate", "load_judge"),
-    "limpet.generation": ("Inputs", "Sample", "Samples", "Step", "reply", "rollout", "sample", "steps"),
+    "limpet.generation": ("Inputs", "Sample", "Samples", "Step", "infill", "reply", "rollout", "sample", "steps"),
     "limpet.models": ("Denoiser", "ModelInput", "WrappedDenoiser"),
     "limpet.models.loading": ("load",),
     "limpet.samplers": (
-        "CRS", "DDIM", "BlockRefinement", "Context", "EntropyBound", "GIDDAdaptive", "GIDDCorrection", "Gibbs",
-        "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo", "Trapezoidal", "param",
+        "CRS", "DDIM", "RDM", "BlockRefinement", "ConfidenceThreshold", "Context", "EntropyBound", "ForwardBackward",
+        "GIDDAdaptive", "GIDDCorrection", "Gibbs", "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo",
+        "TauLeaping", "Trapezoidal", "param",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

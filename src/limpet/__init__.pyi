@@ -4,15 +4,18 @@ from limpet.diffusion import process, selection, transitions, truncation
 from limpet.diffusion.backends import Transition
 from limpet.errors import LimpetError
 from limpet.evaluation import Comparison, Scores, compare, evaluate, load_judge
-from limpet.generation import Inputs, Sample, Samples, Step, reply, rollout, sample, steps
+from limpet.generation import Inputs, Sample, Samples, Step, infill, reply, rollout, sample, steps
 from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.loading import load
 from limpet.samplers import (
     CRS,
     DDIM,
+    RDM,
     BlockRefinement,
+    ConfidenceThreshold,
     Context,
     EntropyBound,
+    ForwardBackward,
     Gibbs,
     GIDDAdaptive,
     GIDDCorrection,
@@ -23,6 +26,7 @@ from limpet.samplers import (
     Sampler,
     State,
     StepInfo,
+    TauLeaping,
     Trapezoidal,
     param,
 )
@@ -31,11 +35,14 @@ __version__: str
 __all__ = [
     "CRS",
     "DDIM",
+    "RDM",
     "BlockRefinement",
     "Comparison",
+    "ConfidenceThreshold",
     "Context",
     "Denoiser",
     "EntropyBound",
+    "ForwardBackward",
     "GIDDAdaptive",
     "GIDDCorrection",
     "Gibbs",
@@ -53,11 +60,13 @@ __all__ = [
     "State",
     "Step",
     "StepInfo",
+    "TauLeaping",
     "Transition",
     "Trapezoidal",
     "WrappedDenoiser",
     "compare",
     "evaluate",
+    "infill",
     "load",
     "load_judge",
     "param",

@@ -104,6 +104,8 @@ def read_text(path: Name, advice: str) -> str:
 
 # Several texts in one file
 
+SEPARATOR = "\f"  # a form feed, on a line of its own after each text that `limpet sample` prints into a pipe
+
 
 def json_row(line: str, where: str) -> Any:
     """The value of one line of JSON lines. `where` names the line in the error."""

@@ -505,6 +505,32 @@ def steps(
     return rollout(model, chosen, Inputs(tokens, rng, backend=backend, trace=trace))
 
 
+def infill(
+    model: Denoiser,
+    left: str,
+    right: str,
+    gap: int = 16,
+    sampler: Sampler | str | None = None,
+    n: int = 8,
+    seed: int = SEED,
+    batch_size: int | None = None,
+    progress: bool | Progress = False,
+) -> Samples:
+    """Draw what stands between two texts.
+
+    left, right: the texts before and after. gap: tokens between them. A sample is as long as all three together. Other
+    arguments as in `sample`."""
+    check_model(model)
+    if not isinstance(gap, int | np.integer) or gap < 1:
+        raise LimpetError(f"gap is {gap!r}; it takes a whole number of tokens from 1")
+    if isinstance(model, Canvas) or model.prompt_layout is not None:
+        raise LimpetError(f"{model.name} takes a prompt of its own form: give prompt= or fixed= to limpet.sample")
+    before, after = (ids_of(model, text, "the text") if text else [] for text in (left, right))
+    fixed = dict(enumerate(before)) | dict(enumerate(after, len(before) + gap))
+    length = len(before) + gap + len(after)
+    return sample(model, sampler, n, seed, length, None, fixed, batch_size, progress)
+
+
 def _sampler_or_default(sampler: Sampler | str | None) -> Sampler:
     """The sampler that was asked for, by default CRS with 64 network calls."""
     return CRS() if sampler is None else as_sampler(sampler)
@@ -637,6 +663,10 @@ def pad_after_end(tokens: Tensor, ends: tuple[int, ...], pad: int) -> tuple[Tens
 
 def _check_counts(n: int, seed: int, first: int, batch_size: int | None) -> None:
     """Raise unless there are such samples, and they can be computed in such batches."""
+    numbers = {"n": n, "seed": seed, "first": first, "batch_size": 1 if batch_size is None else batch_size}
+    for name, value in numbers.items():
+        if not isinstance(value, int | np.integer):
+            raise LimpetError(f"{name} is {value!r}; it takes a whole number")
     if n < 1:
         raise LimpetError(f"n is {n}; ask for at least one sample")
     if batch_size is not None and batch_size < 1:
@@ -654,8 +684,8 @@ def default_batch_size(device: torch.device, length: int) -> int:
 
 def fixed_tokens(model: Denoiser, n: int, length: int, prompt: Prompt | None, fixed: Fixed | None) -> Tensor:
     """(n, L) fixed tokens, -1 where a position is free, from a prompt and fixed positions, checked."""
-    if length < 1:
-        raise LimpetError(f"length is {length}; ask for at least one token")
+    if not isinstance(length, int | np.integer) or length < 1:
+        raise LimpetError(f"length is {length!r}; it takes a whole number from 1")
     if length > model.length:
         warn(f"length is {length}, and {model.name} was trained on {model.length}: it has learnt nothing of the rest")
     tokens = torch.full((n, length), -1)

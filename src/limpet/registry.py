@@ -6,6 +6,7 @@ below this one, whose name holds the file's path, so that another process can im
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import importlib
@@ -48,14 +49,19 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
     """The object of a name.
 
     what: says in errors what it should be, such as "sampler". group: of entry points. builtin: name ->
-    "module:object", which comes before other packages."""
+    "module:object", which comes before other packages. Capital letters do not matter."""
     if is_file(name):
         return from_file(name)
     targets = builtin if name in builtin else {**builtin, **installed(group)}  # reading entry points takes milliseconds
     if name not in targets:
-        raise LimpetError(
-            f"there is no {what} {name!r}; there are {', '.join(targets)}, and ./file.py:Name for one of your own"
-        )
+        known = {one.lower(): one for one in targets}
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        if name.lower() not in known:
+            raise LimpetError(
+                f"there is no {what} {name!r}{f', did you mean {known[near[0]]}?' if near else ';'} there are "
+                f"{', '.join(targets)}, and ./file.py:Name for one of your own"
+            )
+        name = known[name.lower()]
     try:
         return importlib.metadata.EntryPoint(name, targets[name], group).load()
     except (Exception, SystemExit) as error:  # another package's module may raise anything

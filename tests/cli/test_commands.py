@@ -13,7 +13,6 @@ from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation.comparison import SAMPLERS
 from limpet.samplers import named_samplers
-from limpet.samplers.builtin import BUILTIN
 
 MINE = '''
 from dataclasses import dataclass
@@ -96,13 +95,13 @@ def test_a_wrong_sampler_gets_one_sentence(texts, words):
 
 
 @pytest.mark.parametrize("command", ["sample", "compare"])
-def test_help_names_every_sampler_and_loads_no_package(capsys, monkeypatch, command):
+def test_help_says_where_samplers_are_listed_and_loads_no_package(capsys, monkeypatch, command):
     monkeypatch.setattr(registry, "installed", lambda group: pytest.fail("help asked for other packages"))
     with pytest.raises(SystemExit) as raised:
         main([command, "--help"])
     assert raised.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in BUILTIN)
+    assert "`limpet samplers` lists them" in shown
     assert f"$ limpet {command} --sampler" in shown
 
 
@@ -210,7 +209,7 @@ def test_samples_go_into_a_file(capsys, tmp_path):
     assert main([*call, "--out", str(tmp_path / "a.jsonl"), "--record", str(tmp_path / "a.limpet")]) == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "a.limpet").stat().st_size > 0
-    assert len(capsys.readouterr().out.splitlines()) == 2  # also printed
+    assert capsys.readouterr().out.count("\n\f\n") == 2  # also printed
     before = (tmp_path / "a.jsonl").read_text()
     assert "exists: name another file, or overwrite it with --force" in failed(
         capsys, *call, "--seed", "5", "--out", str(tmp_path / "a.jsonl")
@@ -223,7 +222,7 @@ def test_samples_go_into_a_file(capsys, tmp_path):
     assert "does not exist" in words
     assert main(call) == 0
     shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 2
+    assert shown.out.count("\n\f\n") == 2
     assert "3 calls" in shown.err
 
 

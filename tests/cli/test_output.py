@@ -137,7 +137,7 @@ def test_standard_output_that_lacks_letters_has_them_escaped(tmp_path, encoding)
     call = ["sample", "--model", "./strange.py:make", "--nfe", "2", "--n", "1"]
     words = {"ascii": r"\u00e9 \u2192 \ud834\udd1e", "latin-1": r"é \u2192 \ud834\udd1e"}[encoding]
     how["encoding"] = encoding
-    assert run(*call, **how).stdout == words + "\n"
+    assert run(*call, **how).stdout == words + "\n\f\n"
     for request, name, value in ((call, "text", "é → 𝄞"), (["info", "./strange.py:make"], "name", "töy →")):
         printed = run(*request, "--json", **how).stdout
         assert printed.isascii()
@@ -194,7 +194,6 @@ sys.exit(main(sys.argv[1:]))
     [
         [*FEW, "--out", "x.jsonl"],
         [*FEW, "--record", "x.limpet"],
-        ["paper", "theory", "separated-modes", "--figures", "x"],
         ["study", "run", "study.toml", "--store", "store"],
     ],
     ids=lambda arguments: arguments[0] + arguments[-2],

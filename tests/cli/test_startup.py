@@ -62,7 +62,7 @@ def test_a_sample_loads_what_it_uses() -> None:
     own = {name.split(".")[1] for name in found if name.startswith("limpet.")}
     assert not own & ELSEWHERE
     commands = {name for name in found if name.startswith("limpet.cli.")}
-    assert commands == {f"limpet.cli.{name}" for name in ("main", "streams", "common", "sample")}
+    assert commands == {f"limpet.cli.{name}" for name in ("main", "streams", "parsing", "common", "sample")}
     assert len(found - torch) < 260
 
 

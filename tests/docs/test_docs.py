@@ -41,7 +41,7 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"--n (?:16|\d000+)\b": "--n 2",
     r"--workers 8": "--workers 1",
     r"--host 0\.0\.0\.0": "--host 127.0.0.1",
-    r"recipes/minis/mini\.toml": "recipes/small/duo.toml",
+    r"^limpet train mini\b": "limpet train small",
     r"^limpet sample (?!.*nfe).*": r"\g<0> --nfe 4",
     r"^limpet bulk (?!.*(?:nfe|--verify)).*": r"\g<0> --nfe 4",
     r"^(limpet bulk (?!.*--(?:n|verify)\b).*)": r"\1 --n 2",
@@ -129,7 +129,7 @@ def checkout(here):
     for file in (here / "docs/reports/mini").glob("*.toml"):
         text = re.sub(r"samples = \d+", "samples = 1", file.read_text())
         file.write_text(re.sub(r"nfe = \d+", "nfe = 2", text))
-    shutil.copy(ROOT / "recipes/small/duo.toml", here / "recipe.toml")
+    shutil.copy(ROOT / "src/limpet/training/recipes/small.toml", here / "recipe.toml")
     (here / "stories.txt").write_text("A limpet holds its place on the rock.\nThe sea goes out, and comes in again.\n")
     shutil.copy(BUILTIN_FOLDER / "heldout.txt.xz", here / "stories.txt.xz")
     (here / "prompts.jsonl").write_text('{"prompt": "The sea"}\n')

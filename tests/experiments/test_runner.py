@@ -75,8 +75,8 @@ def test_a_finished_study_is_read_once_and_not_computed_again(tmp_path, expected
     """Each file is read once before the work, and no worker reads it again."""
     run_study(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "units").rglob("*.*")}
-    reads, read = Counter(), Store._get
-    monkeypatch.setattr(Store, "_get", lambda store, name: (reads.update([name]), read(store, name))[1])
+    reads, read = Counter(), Store.content
+    monkeypatch.setattr(Store, "content", lambda store, name: (reads.update([name]), read(store, name))[1])
     summary = run_study(tmp_path)
     assert (summary.found, summary.computed) == (UNITS, 0)
     unit_files = {name: count for name, count in reads.items() if name.startswith("units/")}
@@ -92,8 +92,8 @@ def test_a_resumed_run_reads_no_finished_unit_in_its_workers(tmp_path, expected,
     keys = keys_of(tmp_path, small_study())
     for key in (keys["native"][0], keys["second"][1]):
         (tmp_path / f"units/{key[:2]}/{key}/rows.json").unlink()
-    reads, read = Counter(), Store._get
-    monkeypatch.setattr(Store, "_get", lambda store, name: (reads.update([name]), read(store, name))[1])
+    reads, read = Counter(), Store.content
+    monkeypatch.setattr(Store, "content", lambda store, name: (reads.update([name]), read(store, name))[1])
     assert run_study(tmp_path).computed == 2
     again = {name for name, count in reads.items() if count > 1 and name.startswith("units/")}
     assert {name.split("/")[2] for name in again} <= {keys["CRS"][1]}

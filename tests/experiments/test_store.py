@@ -206,37 +206,6 @@ def test_a_file_without_tensors_is_damaged(store, tmp_path, tokens):
         store.read(KEY)
 
 
-def folder(path):
-    path.mkdir()
-    (path / "x").write_text("x")
-
-
-def link(path):
-    path.symlink_to(path)
-
-
-MAKE = {"folder": folder, "pipe": os.mkfifo, "link to itself": link}
-
-
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("name", ["rows.json", "tokens.safetensors"])
-def test_a_folder_or_pipe_is_damage_and_is_moved_aside(store, tmp_path, kind, name):
-    (tmp_path / FOLDER / name).unlink()
-    MAKE[kind](tmp_path / FOLDER / name)
-    assert store.inspect(KEY)[0] is None
-    store.write(KEY, TENSORS, ROWS)
-    assert store.inspect(KEY)[0] is not None
-
-
-def test_a_file_in_a_folders_place_is_moved_aside(tmp_path):
-    (tmp_path / "units").write_text("mine")
-    store = Store(tmp_path)
-    assert store.inspect(KEY) == (None, "")
-    store.write(KEY, TENSORS, ROWS)
-    assert store.inspect(KEY)[0] is not None
-    assert [path.read_text() for path in (tmp_path / "strange").iterdir()] == ["mine"]
-
-
 PLANS = [
     b"{", b"[]", b"{}", DEEP, b'{"cells": 3}', b'{"cells": [{"name": 3, "keys": []}], "seeds": []}',
     b'{"cells": [{"name": "a", "keys": ["../../x"]}], "seeds": [1]}', b'{"cells": [], "seeds": [], "a": NaN}',

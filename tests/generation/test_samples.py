@@ -171,8 +171,8 @@ MEMORY = Memory(torch.zeros(2, 6, dtype=torch.long), torch.full((2, 6), OPEN))
     [
         ({"n": 0}, "n is 0; ask for at least one"),
         ({"n": -3}, "n is -3; ask for at least one"),
-        ({"length": -1}, "length is -1; ask for at least one"),
-        ({"length": 0}, "length is 0; ask for at least one"),
+        ({"length": -1}, "length is -1; it takes a whole number from 1"),
+        ({"length": 0}, "length is 0; it takes a whole number from 1"),
         ({"length": 7}, "knows sequences of 6 tokens; it was given 7"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": -1}, "batch_size is -1"),

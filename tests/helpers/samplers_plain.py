@@ -403,6 +403,125 @@ def trapezoidal(one: One, params: Any) -> list[int]:
     return state
 
 
+def jumped(one: One, state: list[int], i: int, rates: list, span: float, rule: str, r: int) -> int:
+    """The token after one leap of one position, from the Poisson distribution of its number of jumps."""
+    expected = sum(rates) * span
+    none, once = math.exp(-expected), expected * math.exp(-expected)
+    change = {"tau-leaping": once, "first-jump": 1 - none, "euler": min(1.0, expected)}[rule]
+    return inverse(rates, one.pair(r, i, TOKENS)[0]) if one.pair(r, i, COINS)[0] < change else state[i]
+
+
+def finish(one: One, params: Any, state: list[int], t: float, r: int, moves: Callable[[int], Any]) -> list[int]:
+    """The final step of the native sampler, at the positions that move from a signal of their own."""
+    distributions = one.distributions(state, t)
+    for i in one.free:
+        if params.final_step == "argmax":
+            state[i] = ranked(distributions[i])[0]
+        elif span := moves(i):
+            coins, tokens = one.pair(r, i, COINS), one.pair(r, i, TOKENS)
+            state[i] = plain.move(cut(distributions[i], params, True), state[i], *map(signal, span), coins, tokens)
+    return state
+
+
+def tau_leaping(one: One, params: Any) -> list[int]:
+    state, times, last = one.start(), plain.grid(params.nfe, params.warmup, params.grid), params.nfe - 1
+    for r in range(last):
+        distributions = one.distributions(state, times[r])
+        for i in one.free:
+            if span := plain.stepping(times, params.interleave, r, i):
+                rates = reverse_rates(
+                    cut(distributions[i], params, r >= round(params.warmup * last)), state[i], span[0]
+                )
+                state[i] = jumped(one, state, i, rates, span[0] - span[1], params.rule, r)
+    return finish(one, params, state, times[last], last, lambda i: plain.stepping(times, params.interleave, last, i))
+
+
+def forward_backward(one: One, params: Any) -> list[int]:
+    """Each corrected node has its corrections, and then its step; the first and the last node have none."""
+    c, state, r = params.corrections, one.start(), 0
+    corrected = (params.nfe - 2) // (1 + c) if c else 0
+    times = plain.grid(params.nfe - c * corrected, params.warmup, params.grid)
+
+    def leap(t: float, span: float, forward: bool) -> None:
+        distributions, before = one.distributions(state, t), list(state)
+        for i in one.free:
+            rates = reverse_rates(distributions[i], before[i], t)
+            if forward:
+                rates = [
+                    0.0 if y == before[i] else rate + 0.999 / (signal(t) * one.size) for y, rate in enumerate(rates)
+                ]
+            state[i] = jumped(one, before, i, rates, span, params.rule, r)
+
+    for k, (t, s) in enumerate(pairwise(times)):
+        for _ in range(c if k >= len(times) - 1 - corrected else 0):
+            leap(t, params.span * (t - s), True)
+            r += 1
+        leap(t, t - s, False)
+        r += 1
+    return finish(one, params, state, times[-1], r, lambda i: (times[-1], 0.0))
+
+
+def rdm(one: One, params: Any) -> list[int]:
+    state, calls, n = one.start(), params.nfe, len(one.free)
+    times = plain.grid(calls + 1, 0, params.grid)
+    score: dict[int, float] = {}  # of the denoised tokens; the other positions are noise
+    for r in range(calls):
+        t = one.time(list(score)) if params.clock == "share" else times[r]
+        at_one = one.distributions(state, t)
+        heated = one.distributions(state, t, params.temperature) if params.temperature else at_one
+        drawn = one.drawn(heated, r) if params.temperature else {i: ranked(at_one[i])[0] for i in one.free}
+        new = {i: math.log(at_one[i][drawn[i]]) for i in one.free}
+        if params.schedule == "linear":
+            rate, k = (calls - r - 1) / calls, n * (calls - r - 1) // calls
+        else:
+            rate = math.cos((r + 1) / calls * math.pi / 2)
+            k = math.floor(round(n * rate, 9))
+        gumbel = {i: -math.log(-math.log(one.pair(r, i, POSITIONS)[0])) for i in one.free}
+        lowest = largest({i: -(new[i] + params.noise * rate * gumbel[i]) for i in one.free}, k)
+
+        def returns(i: int) -> bool:
+            falls = drawn[i] == state[i] and new[i] < score[i]  # noqa: B023
+            return i in lowest and (params.returns == "uncond" or falls)  # noqa: B023
+
+        noise = [i for i in one.free if (returns(i) if i in score else i in lowest)]
+        kept = {i: old for i, old in score.items() if i not in noise}
+        found = [i for i in one.free if i not in score and i not in lowest]
+        score = kept | {i: new[i] for i in found}
+        after = one.time(list(score)) if params.clock == "share" else times[r + 1]
+        for i in noise:
+            if one.pair(r, i, COINS)[0] >= signal(t) / signal(after):
+                state[i] = one.anything(r, i)
+        for i in found:
+            state[i] = drawn[i]
+    assert len(score) == n
+    return state
+
+
+def confidence_threshold(one: One, params: Any) -> list[int]:
+    state, frozen = one.start(), []
+    for r in range(params.nfe):
+        t = one.time(frozen) if params.clock == "share" else plain.grid(params.nfe, 0, "uniform")[r]
+        heat = params.last_temperature + (params.first_temperature - params.last_temperature) * (1 - r / params.nfe)
+        distributions = one.distributions(state, t, heat)
+        top = {i: ranked(distributions[i])[0] for i in one.free}
+        waiting = [i for i in one.free if i not in frozen]
+        if not waiting:
+            one.stopped_at = r
+            return [top.get(i, state[i]) for i in range(one.length)]
+        token = one.drawn(distributions, r) if params.draw else top
+        confidence = {i: distributions[i][token[i]] for i in waiting}
+        new = [i for i in waiting if confidence[i] >= params.threshold] or largest(confidence, 1)
+        if r == params.nfe - 1 - params.repair:
+            new = waiting
+        for i in waiting:
+            state[i] = token[i] if i in new else one.anything(r, i)
+        frozen += new
+        if len(frozen) == len(one.free) and not params.repair:
+            one.stopped_at = r
+            return state
+    raise AssertionError
+
+
 def by_rule(rule: Callable[[One, Any], list[int]]) -> Callable[..., list[int]]:
     """The transcription of a method that is a rule for one sample."""
 

@@ -22,7 +22,7 @@ from limpet.training.data import Stream, encode, read_documents
 HERE = model_files.BUILTIN_FOLDER
 NAMES = ("mini", "mini-distilled", "mini-judge")  # of text
 CHECKED = ("molecules", "sudoku")  # whose samples are right or wrong
-LOGS = Path(__file__).parents[2] / "recipes" / "minis" / "logs"
+LOGS = Path(__file__).parents[2] / "recipes" / "logs"
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import lzma
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from limpet.paper.studies.trajectories import heldout
+from limpet.evaluation import heldout_text as heldout
 from limpet.registry import from_file
+from limpet.training import recipe
 
 TOOL = Path(__file__).parents[2] / "tools" / "heldout.py"
 SPLIT, compress, held_out_text, main, pages = (
@@ -60,5 +60,5 @@ def test_the_packaged_pages_are_such_pages():
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])
 def test_the_split_is_that_of_the_recipes(name):
-    recipe = tomllib.loads((Path(__file__).parents[2] / "recipes" / "minis" / f"{name}.toml").read_text())
-    assert (recipe["data"]["validation"], recipe["data"]["test"]) == (SPLIT, SPLIT)
+    data = recipe.read(name).data
+    assert (data.validation, data.test) == (SPLIT, SPLIT)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from limpet.evaluation import heldout_text as heldout
 from limpet.evaluation import sample_sets, scores
 from limpet.evaluation.metrics import mauve
 from limpet.evaluation.statistics import FOLD, Estimate, interpolate
@@ -26,7 +27,6 @@ from limpet.experiments import (
 )
 from limpet.experiments.units import MAUVE_RULE, read_reference_text
 from limpet.paper.studies import preset, samplers, study
-from limpet.paper.studies.trajectories import heldout
 from limpet.samplers import Native
 
 GPU = preset("mini-gpu")

@@ -132,31 +132,6 @@ def test_watch_live_ends_in_the_sample(words, capsys):
         assert limpet.sample(words, sampler, n=1, seed=4).texts[0][:20] in text
 
 
-def test_watch_without_samplers_is_crs(words, capsys):
-    watch.run(model="exact:words", nfe=6, seed=5)
-    text = capsys.readouterr().out
-    assert text.startswith("╭─ crs ")
-    assert limpet.sample(words, CRS(nfe=6), n=1, seed=5).texts[0][:40] in text
-
-
-def test_watch_a_users_sampler(words, tmp_path, capsys):
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from limpet import Native, param\n\n\n"
-        "@dataclass(frozen=True)\n"
-        "class Mine(Native):\n"
-        "    nth: int = param(2, 'Which positions are masked.', low=1)\n\n"
-        "    def step(self, ctx, state):\n"
-        "        state, info = super().step(ctx, state)\n"
-        "        return state, info._replace(masks={'nth': (state.tokens % self.nth) == 0})\n"
-    )
-    watch.run(model="exact:words", sampler=(f"{tmp_path}/mine.py:Mine nth=3",), nfe=5, seed=2)
-    text = capsys.readouterr().out
-    assert "mine.py:Mine nth=3" in text
-    assert re.search(r"\d+ nth", text)
-    assert limpet.sample(words, Native(nfe=5), n=1, seed=2).texts[0][:40] in text
-
-
 def test_watch_from_files(recorded, tmp_path, capsys):
     for name, path in zip("ab", recorded, strict=True):
         path.save(tmp_path / name)

@@ -85,7 +85,7 @@ def test_common_parameters_do_not_replace_those_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("psy", "there is no sampler 'psy'; there are native, crs"),
+        ("psy", "there is no sampler 'psy', did you mean psi? there are native, crs"),
         ("", "there is no sampler ''"),
         ("crs 16", "sampler 'crs 16' has '16'; after the sampler it takes parameters such as nfe=16"),
         ("crs buget=.25", "crs has no parameter 'buget'; did you mean budget?"),

@@ -22,13 +22,17 @@ import plain
 import samplers_plain as written
 from backends import BACKENDS, DEVICE, Posterior
 from limpet import (
+    RDM,
     BlockRefinement,
+    ConfidenceThreshold,
     EntropyBound,
+    ForwardBackward,
     GIDDCorrection,
     Guided,
     LimpetError,
     Native,
     Sampler,
+    TauLeaping,
     Trapezoidal,
 )
 from limpet.diffusion import process
@@ -36,7 +40,7 @@ from limpet.diffusion.rng import CounterRNG
 from limpet.generation import Inputs, Step, context_of, rollout
 from limpet.models import Denoiser, ModelInput
 from limpet.models.exact import Markov, codebook
-from limpet.paper.theory.problems import chain, probs_at, product, sequences
+from limpet.paper.theory.problems import chain, probs_at, product, sequences, truth
 from limpet.samplers import State
 
 SEED = 8200
@@ -55,7 +59,9 @@ def steps_of(model: Denoiser, sampler: Sampler, n: int) -> list[Step]:
     return list(rollout(model, sampler, Inputs(fixed, CounterRNG(SEED, torch.arange(n)))))
 
 
-@pytest.mark.parametrize("kind", [EntropyBound, BlockRefinement, GIDDCorrection, Trapezoidal])
+@pytest.mark.parametrize(
+    "kind", [EntropyBound, BlockRefinement, GIDDCorrection, Trapezoidal, TauLeaping, RDM, ConfidenceThreshold]
+)
 def test_non_finite_logits_are_reported(kind: type[Sampler]) -> None:
     class Spoiled(Markov):
         calls = 0
@@ -95,6 +101,7 @@ def test_a_settled_sample_stays_as_it_is() -> None:
     "sampler",
     [
         *(EntropyBound(nfe=16, bound=4.0, settled=0.3, patience=patience) for patience in (1, 2, 4)),
+        *(ConfidenceThreshold(nfe=16, threshold=0.85, repair=repair) for repair in (False, True)),
         *(GIDDCorrection(nfe=24, corrections=20, sharpness=0.8, patience=patience) for patience in (0, 2, 5, None)),
     ],
     ids=lambda sampler: sampler.caption,
@@ -104,7 +111,7 @@ def test_a_sample_stops_when_its_transcription_does(sampler: Any) -> None:
     model = generic(16)
     states = [step.state for step in steps_of(model, sampler, 12)]
     stopped = torch.stack([state.memory.stopped[:, 0] for state in states], 1)
-    rule = written.entropy_bound if isinstance(sampler, EntropyBound) else written.gidd_correction
+    rule = getattr(written, sampler.name.replace("-", "_"))
     calls = set()
     for sample in range(12):
         one = written.One(model, written.Uniforms(SEED, sample), {})
@@ -155,14 +162,45 @@ def test_what_a_sampler_needs() -> None:
         Guided(nfe=2)
     with pytest.raises(LimpetError, match="gidd-correction has corrections 5 of nfe 6; at least 2 calls must draw"):
         GIDDCorrection(nfe=6, corrections=5)
-    with pytest.raises(LimpetError, match="interleave True; it takes False"):
-        Trapezoidal(nfe=8, interleave=True)
+    for kind in (Trapezoidal, ForwardBackward):
+        with pytest.raises(LimpetError, match="interleave True; it takes False"):
+            kind(nfe=8, interleave=True)
 
 
 def test_two_calls_of_the_trapezoidal_rule_are_native() -> None:
     """One ancestral step and the final step: an even number of calls begins with an ancestral step."""
     ours, theirs = (limpet.sample(generic(), kind(nfe=2), n=8).tokens for kind in (Trapezoidal, Native))
     assert torch.equal(ours, theirs)
+
+
+def test_rdm_forgets_and_leaves_no_noise() -> None:
+    """The number of noisy positions follows the schedule; denoised tokens change only by returning to noise."""
+    calls, returned, before = 6, 0, None
+    for step in steps_of(generic(), RDM(nfe=calls, schedule="linear"), 8):
+        denoised, score = step.state.memory
+        assert ((20 - denoised.sum(-1)) == 20 * (calls - step.state.call) // calls).all()
+        assert torch.equal(denoised, score > -math.inf)
+        if before is not None:
+            stays = before.memory.denoised & ~step.masks["returned"]
+            assert torch.equal(step.tokens[stays], before.tokens[stays])
+        returned, before = returned + int(step.masks["returned"].sum()), step.state
+    assert returned > 0
+    assert before is not None
+    assert before.memory.denoised.all()
+
+
+def test_frozen_tokens_reach_the_threshold_or_are_alone_and_repair_sets_the_argmax() -> None:
+    for step in steps_of(generic(), ConfidenceThreshold(nfe=30, threshold=0.7), 8)[:-1]:
+        sure = 1 - step.outcome.deficit[step.masks["chosen"]] >= 0.7
+        alone = (step.masks["chosen"].sum(-1) == 1)[:, None].expand(-1, 20)[step.masks["chosen"]]
+        assert (sure | alone).all()
+    repaired = [
+        step for step in steps_of(generic(), ConfidenceThreshold(nfe=5, repair=True), 8) if step.masks["repaired"].any()
+    ]
+    assert len(repaired) >= 1
+    for step in repaired:
+        assert torch.equal(step.tokens[step.masks["repaired"]], step.outcome.top[step.masks["repaired"]])
+    assert sum(step.masks["repaired"].long() for step in repaired).eq(1).all()
 
 
 def test_a_quota_is_met_and_committed_tokens_stay_without_editing() -> None:
@@ -257,6 +295,67 @@ def trapezoidal_distribution(nfe: int, theta: float = 0.5) -> Tensor:
         mass = mixed(between, leap(second_rates(first, second, theta), inside - s))
     signal = 1 - 0.999 * nodes[-1]
     return mass @ product(process.posterior(probs_at(source, STATES, signal), STATES, signal))
+
+
+CHANGES = {
+    "tau-leaping": lambda jumps: jumps * np.exp(-jumps),
+    "first-jump": lambda jumps: 1 - np.exp(-jumps),
+    "euler": lambda jumps: np.minimum(jumps, 1),
+}
+
+
+def leaping_distribution(source: Denoiser, sampler: Sampler) -> Tensor:
+    """(243,): the output distribution of tau-leaping, with or without corrections, by its rates."""
+    assert isinstance(sampler, TauLeaping)
+    times, last = sampler.times, sampler.nfe - 1
+    mass = torch.full((len(STATES),), 1 / len(STATES), dtype=torch.float64)
+    own = torch.nn.functional.one_hot(STATES, SIZE).double()
+    for r, t in enumerate(times):
+        predicted = probs_at(source, STATES, 1 - 0.999 * t)
+        moves = np.array([i % 2 == r % 2 or not sampler.interleave for i in range(LENGTH)])[:, None]
+        since = times[max(0, r - sampler.interleave)]
+        if r == last:
+            clean = process.posterior(predicted, STATES, 1 - 0.999 * since)
+            return mass @ product(torch.where(torch.from_numpy(moves), clean, own))
+        probs = np.moveaxis(predicted.numpy(), -1, 0)
+        rates, span = by_token(lambda z: written.reverse_rates(probs, z, since)), since - times[r + 1]  # noqa: B023
+        if t == times[r + 1]:  # a correction
+            span = sampler.span * (t - next(s for s in times[r:] if s < t))
+            rates = rates + (1 - own.numpy()) * 0.999 / (SIZE * (1 - 0.999 * t))
+        total = rates.sum(-1, keepdims=True)
+        change = CHANGES[sampler.rule](total * span) * moves
+        mass = mass @ product(
+            torch.from_numpy(change * rates / np.where(total > 0, total, 1) + (1 - change) * own.numpy())
+        )
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        TauLeaping(nfe=6, grid="uniform"),
+        TauLeaping(nfe=6, rule="euler", interleave=True),
+        ForwardBackward(nfe=7, corrections=2, span=0.5, rule="first-jump"),
+    ],
+    ids=lambda sampler: sampler.caption,
+)
+def test_leaps_have_that_distribution(sampler: Sampler) -> None:
+    n = 20_000
+    out = limpet.sample(chain(LENGTH), sampler, n=n, batch_size=n).tokens
+    counts = torch.bincount((out * SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(-1), minlength=SIZE**LENGTH)
+    assert literal.chi_square(counts.numpy(), leaping_distribution(chain(LENGTH), sampler).numpy()) > 1e-3
+
+
+def test_a_correction_keeps_the_distribution_at_its_noise_level_as_its_span_falls() -> None:
+    """One leap at both rates changes the true distribution by the square of its span."""
+    source, t = chain(LENGTH), 0.4
+    signal = 1 - 0.999 * t
+    probs = truth(source) @ product(process.forward_probs(STATES, signal, SIZE))
+    rates = rates_at(t) + (1 - np.eye(SIZE)[STATES]) * 0.999 / (SIZE * signal)
+    far = [float((probs @ product(leap(rates, span)) - probs).abs().sum()) for span in (0.02, 0.01, 0.005)]
+    assert all(later < 0.3 * before for before, later in pairwise(far))
+    reverse = float((probs @ product(leap(rates_at(t), 0.01)) - probs).abs().sum())
+    assert far[1] < 0.05 * reverse
 
 
 def test_the_trapezoidal_sampler_has_that_distribution() -> None:

@@ -19,7 +19,7 @@ from limpet.models import duo, loading, tensor_files
 from limpet.training import data, heldout, loop, recipe
 
 CPU = torch.device("cpu")
-RECIPES = Path(__file__).parents[2] / "recipes" / "minis"
+LOGS = Path(__file__).parents[2] / "recipes" / "logs"
 
 
 @pytest.fixture(scope="module")
@@ -279,15 +279,15 @@ def test_a_recipe_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(LimpetError, match=r"bad\.toml is not TOML"):
         recipe.read(tmp_path / "bad.toml")
-    with pytest.raises(LimpetError, match=r"absent\.toml cannot be read .*: name a recipe"):
+    with pytest.raises(LimpetError, match=r"absent\.toml cannot be read .*: name a TOML file, or one of"):
         recipe.read(tmp_path / "absent.toml")
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-distilled", "mini-judge"])
 def test_the_built_in_models_came_from_their_recipes(name: str) -> None:
-    chosen = recipe.read(RECIPES / f"{name}.toml")
+    chosen = recipe.read(name)
     assert chosen.name == name
-    log = [json.loads(line) for line in (RECIPES / "logs" / f"{name}.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (LOGS / f"{name}.jsonl").read_text().splitlines()]
     steps = [line for line in log if "step" in line]
     assert steps[-1]["fraction"] == 1
     assert steps[-1]["seconds"] == pytest.approx(chosen.run.seconds, abs=2)

@@ -57,8 +57,10 @@ def run(
         released: also time the released sampler's dense float64 step, where it fits in memory
         arithmetic: time only the arithmetic of a step, with every backend, at the released vocabulary
     """
-    if runs < 1:
-        raise LimpetError(f"runs is {runs}; it takes one or more")
+    counts = {"runs": [runs], "nfe": nfe, "batches": batches or [1], "threads": [1 if threads is None else threads]}
+    for name, values in counts.items():
+        if not values or min(values) < 1:
+            raise LimpetError(f"{name} is {' '.join(map(str, values)) or 'empty'}; it takes whole numbers from 1")
     if threads is not None:
         torch.set_num_threads(threads)
     device = usable_device(loading.device)

@@ -65,17 +65,17 @@ def run(
 
     Args:
         folder: a folder, or any address that fsspec knows
-        nfe: network calls for each sample, where the sampler does not set its own
-        n: how many samples; of each prompt, if there are prompts
+        nfe: network calls, where the sampler does not set its own
+        n: samples, of each prompt if there are any
         prompt: text that every sample begins with
         prompts: a file of prompts: one on each line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, as for `limpet sample`; can be repeated
-        seed: the same seed gives the same samples, whatever the parts and batches, up to a network's rounding
+        seed: the same seed gives the same samples, up to a network's rounding
         batch_size: samples computed at once
         format: of the parts
-        part_size: samples in a part (default: by their number)
+        part_size: samples in one (default: by their number)
         force: replace the samples of another request in the folder
-        verify: read every part and check it against its checksum; nothing is sampled
+        verify: check the checksum of every part, and sample nothing
     """
     if verify:
         return _verify(folder, json)

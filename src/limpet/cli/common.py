@@ -25,7 +25,6 @@ from limpet.files import read_prompts, read_text
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.models.networks import Precision
-from limpet.samplers.builtin import BUILTIN as BUILTIN_SAMPLERS
 
 # Results. A pipe has no width of its own, and a table must not be cut to fit one.
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -34,16 +33,14 @@ err = Console(stderr=True, highlight=False)  # progress and remarks
 DEFAULT_MODEL = "mini"
 
 # Options of many commands
+UNSET = tyro.conf.arg(help_behavior_hint="")  # of an option whose default is that it is left out: help prints none
 Model = Annotated[
     str,
-    tyro.conf.arg(help="built-in name, folder, file, owner/name on the hub, exact:NAME, a package's model, or "
-                  "./my.py:factory"),
+    tyro.conf.arg(help="built-in name, folder, file, owner/name on the hub, exact:NAME or ./my.py:factory"),
 ]  # fmt: skip
-Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)")]
-Weights = Annotated[
-    Literal["ema", "raw"], tyro.conf.arg(help="of a training checkpoint: its running average, or its own weights")
-]
-Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag")]
+Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)"), UNSET]
+Weights = Annotated[Literal["ema", "raw"], tyro.conf.arg(help="a checkpoint's running average, or its own weights")]
+Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag"), UNSET]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample (default: the model's)")]
 ExecutorName = Literal["local", "processes", "ray"]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
@@ -56,7 +53,7 @@ class RunOptions:
 
     device: Device = None
     precision: Precision | Literal["auto"] = "float32"
-    """of the network; auto is bfloat16 where the device has it, float8 is for Duo networks alone"""
+    """of the network; auto: bfloat16 where the device has it; float8: Duo networks"""
 
     @property
     def resolved(self) -> Precision:
@@ -99,10 +96,8 @@ Loading = Annotated[LoadOptions, tyro.conf.arg(name="")]
 DEFAULT_LOADING, DEFAULT_RUNNING = LoadOptions(), RunOptions()
 
 SAMPLER_HELP = (
-    'a sampler and its parameters, as in "crs nfe=16 budget=.25": '
-    + ", ".join(BUILTIN_SAMPLERS)
-    + ", one of another package, ./file.py:Name of your own, or file.toml that `limpet tune` wrote; "
-    "`limpet samplers NAME` lists the parameters"
+    'a sampler and its parameters, such as "crs nfe=16", ./file.py:Name of your own, or a file of `limpet tune`; '
+    "`limpet samplers` lists them"
 )
 SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SAMPLER_HELP)]
 

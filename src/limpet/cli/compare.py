@@ -22,9 +22,8 @@ from limpet.cli.common import (
     readable,
     show,
 )
-from limpet.evaluation import source_judge
 from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
-from limpet.evaluation.judges import BUILTIN, Judge, load_judge
+from limpet.evaluation.judges import load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
 from limpet.models import Denoiser
@@ -46,6 +45,8 @@ def run(
     checker: str | None = None,
     batch_size: int | None = None,
     loading: Loading = DEFAULT_LOADING,
+    metrics: tuple[str, ...] = (),
+    controls: bool = False,
     texts: int = 1,
     json: Json = False,
 ) -> None:
@@ -56,6 +57,8 @@ def run(
     $ limpet compare --model exact:chain --nfe 32
     $ limpet compare --sampler native --sampler "wide: crs spacing=8"
     $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
+    $ limpet compare --controls
+    $ limpet compare --metrics mauve --n 64
     $ limpet compare --model sudoku --prompt puzzle.txt
 
     Args:
@@ -66,14 +69,18 @@ def run(
             counted
         prompts: a file of prompts, --n samples of each: one on each line, or JSON lines with "prompt" or "text"
         judge: the judge of the texts (default: the true distribution of an exact source, none for a model with a
-            checker of its own, mini-judge for other models)
+            checker of its own, mini-judge for models of its tokens)
         checker: a checker of texts, by name or as ./file.py:Name (default: the model's own, if it has one)
         batch_size: samples that are computed at once
+        metrics: shown beside the likelihood and entropy: rep-4, dist-4, self-bleu, novelty-8, mauve, ... (default:
+            rep-4, with --controls novelty-8); mauve takes 64 samples or more
+        controls: add three rows of texts that no model made, made from held-out text at the entropy of the first
+            sampler; a metric that ranks one above a sampler is fooled
         texts: how many samples of each sampler to print side by side
     """
     chosen = named_samplers(sampler or SAMPLERS, nfe)
     denoiser = loading.load(model)
-    scorer = _judge(denoiser, judge, loading.device)
+    scorer = None if judge is None else load_judge(judge, loading.device)
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None
     count = len(each or range(n))
@@ -89,7 +96,10 @@ def run(
 
             return report
 
-        result = compare(denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker)
+        result = compare(
+            denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker,
+            metrics or None, controls,
+        )  # fmt: skip
     if not json:
         rules = {"judge": result.judge["rule"]} if result.judge else {}
         for name, convention in {**rules, **result.conventions}.items():
@@ -98,15 +108,6 @@ def run(
     width = out.width if out.is_terminal else None
     parts = [rich_table(result.table(), width), *(side_by_side(denoiser, result, i) for i in range(printed))]
     show(json, result.to_dict(), parts)
-
-
-def _judge(denoiser: Denoiser, judge: str | None, device: str | None) -> Judge | None:
-    """The judge of a comparison: by name, else the true distribution, else none beside a checker of the model's own,
-    else the built-in one."""
-    own = source_judge(denoiser) if judge is None else None
-    if own is not None or (judge is None and denoiser.checker is not None):
-        return own
-    return load_judge(judge or BUILTIN, device)
 
 
 def side_by_side(denoiser: Denoiser, result: Comparison, i: int) -> table.Table:

@@ -27,6 +27,7 @@ def run(
     about: dict[str, Any] = {
         "name": found.name,
         "digest": found.digest,
+        "weights digest": getattr(found, "weights_digest", "none"),
         **found.info,
         "precision": found.precision,
         "vocab_size": found.vocab_size,

@@ -18,6 +18,7 @@ from limpet.errors import LimpetError, LimpetWarning, unknown_name
 
 COMMANDS = {  # in the order in which a user meets them
     "sample": "draw texts from a model",
+    "infill": "draw what stands between two texts",
     "compare": "samplers on the same random numbers, in one table",
     "samplers": "every sampler, and the parameters of one",
     "score": "every metric for texts of any origin",
@@ -122,11 +123,10 @@ def _run(name: str, arguments: list[str], program: str = "limpet", commands: dic
     """Import a command's module and call it with its arguments."""
     if name not in commands:
         raise unknown_name(f"{program} has no command", name, commands)
-    import tyro
+    from limpet.cli.parsing import call
 
     package = "limpet.cli" if program == "limpet" else "limpet.cli.paper"
-    command = importlib.import_module(f"{package}.{name}").run
-    return tyro.extras.subcommand_cli_from_dict({name: command}, prog=program, args=arguments)
+    return call(importlib.import_module(f"{package}.{name}").run, f"{program} {name}", arguments[1:])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from limpet.cli.common import (
 from limpet.cli.common import out as printer
 from limpet.cli.streams import print_json
 from limpet.errors import LimpetError
-from limpet.files import write_file
+from limpet.files import SEPARATOR, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
@@ -108,10 +108,17 @@ def run(
     if json:
         print_json(lines)
         return 0
-    for text, one in zip(texts_of(samples), samples, strict=True):
-        err.rule(f"sample {one.index} · seed {seed} · {samples.nfe} calls · {one.committed} committed")
-        printer.print(readable(denoiser, text), markup=False)
+    print_texts(denoiser, samples)
     return 0
+
+
+def print_texts(denoiser: Denoiser, samples: Samples) -> None:
+    """Print the texts of samples, in a pipe with a form feed after each: `limpet score` knows it."""
+    for text, one in zip(texts_of(samples), samples, strict=True):
+        err.rule(f"sample {one.index} · seed {samples.seed} · {samples.nfe} calls · {one.committed} committed")
+        printer.print(readable(denoiser, text), markup=False)
+        if not printer.is_terminal:
+            print(SEPARATOR)
 
 
 def _draw(

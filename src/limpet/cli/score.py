@@ -13,14 +13,15 @@ from typing import Any, Literal, NamedTuple
 import tyro
 from rich.table import Table
 
-from limpet.cli.common import DEFAULT_RUNNING, Json, Running, out, progress, show
+from limpet.cli.common import DEFAULT_RUNNING, Json, Running, err, out, progress, show
 from limpet.cli.compare import rich_table
 from limpet.errors import LimpetError
 from limpet.evaluation import Measure, SampleSet, ScoreCache, Scores, evaluate
 from limpet.evaluation.checkers import find_checker
+from limpet.evaluation.judges import BUILTIN, builtin_fits
 from limpet.evaluation.sample_sets import reading_mode, sample_sets
 from limpet.evaluation.scores import measures_table
-from limpet.files import json_row, read_text
+from limpet.files import SEPARATOR, json_row, read_text
 
 
 class FileSample(NamedTuple):
@@ -33,15 +34,18 @@ class FileSample(NamedTuple):
     tokenizer: str | None = None  # digest of the tokenizer of the ids
 
 
-def read_samples(path: str, separator: str = "\n") -> list[SampleSet]:
-    """The samples of a JSON Lines file, of a folder of such files, or of a plain text, one set a seed."""
+def read_samples(path: str, separator: str | None = None) -> list[SampleSet]:
+    """The samples of a JSON Lines file, of a folder of such files, or of a plain text, one set a seed.
+
+    separator: of the texts of a plain text (default: a form feed where there is one, else the end of a line)."""
     what, parts = "give a UTF-8 text or JSON Lines file", sorted(Path(path).glob("*.jsonl"))
     content = "".join(read_text(part, what) for part in parts) if parts else read_text(path, what)
     if content.lstrip().startswith("{") and not path.endswith(".txt"):
         lines = enumerate(content.split("\n"), 1)
         samples = [_parse(line, f"line {number} of {path}") for number, line in lines if line.strip()]
     else:
-        samples = [FileSample(None, ("", part.strip("\r\n"))) for part in content.split(separator) if part.strip()]
+        texts = content.split(separator or (SEPARATOR if SEPARATOR in content else "\n"))
+        samples = [FileSample(None, ("", part.strip("\r\n"))) for part in texts if part.strip()]
     if not samples:
         raise LimpetError(f"{path} holds no text: give a file with a text, or a JSON object with one, on each line")
     if len({type(sample.seed) for sample in samples}) > 1:
@@ -122,16 +126,16 @@ def run(
     where: Running = DEFAULT_RUNNING,
     batch_size: int | None = None,
     cache: Path | None = None,
-    separator: str = "\n",
+    separator: str | None = None,
     json: Json = False,
 ) -> None:
     """Score texts of any origin: likelihood under a judge, entropy, Dist-4, Rep-4, Self-BLEU.
 
-    A file holds a text on each line, or JSON Lines with "text" or "tokens". Optional fields are "seed", "sample" (the
-    number under the seed), "prompt" (the text that the sample begins with), "prompt_length" (the same as a number of
-    tokens) and "tokenizer" (the digest of the tokenizer of the tokens); `limpet sample --json` writes all of them.
-    Standard errors are over seeds. The interval beside is a bootstrap over samples. Each further file also gets its
-    difference from the first one, paired by seed and sample.
+    A file holds what `limpet sample` printed, a text on each line, or JSON Lines with "text" or "tokens". Optional
+    fields are "seed", "sample" (the number under the seed), "prompt" (the text that the sample begins with),
+    "prompt_length" (the same as a number of tokens) and "tokenizer" (the digest of the tokenizer of the tokens);
+    `limpet sample --json` writes all of them. Standard errors are over seeds. The interval beside is a bootstrap over
+    samples. Each further file also gets its difference from the first one, paired by seed and sample.
 
     $ limpet score samples.jsonl
     $ limpet score native.jsonl crs.jsonl --json
@@ -142,23 +146,29 @@ def run(
     Args:
         files: texts, JSON Lines files, or folders of JSON Lines files; - reads standard input
         judge: mini-judge, a folder, a causal language model on the hub, exact:NAME (the true distribution of a
-            source), or none; auto is mini-judge if it is installed
+            source), or none; auto is mini-judge for samples of the models that share its tokens, else none
         convention: how the judge reads a sample; auto reads ids if "tokenizer" is the judge's own, else text; "ids"
             for a file without "tokenizer" states that its ids are the judge's
         checker: a checker of texts, by name or as ./file.py:Name; its values come first
         reference: a file of real texts, for MAUVE
         batch_size: sequences that the judge reads at once (default: by their length)
         cache: a folder that keeps the judge's scores
-        separator: what separates the texts of a plain text file
+        separator: between the texts of a plain text file (default: the form feed that `limpet sample` writes into a
+            pipe, or else the end of a line)
     """
     if not files:
         raise LimpetError("there is nothing to score: name one or more files")
     sets = [read_samples(path, separator) for path in files]
     real = read_samples(reference, separator) if reference else None
+    all_sets = sample_sets([one for part in sets for one in part])
+    if judge == "auto":
+        fits = builtin_fits(digest for one in all_sets for digest in one.tokenizers)
+        judge = BUILTIN if fits else "none"
+        if not fits:
+            err.print("no judge is known to fit these texts: name one with --judge for a perplexity", soft_wrap=True)
     reader = where.judge(judge)
     if real and reader is None:
         raise LimpetError("MAUVE compares features of a judge: name a judge")
-    all_sets = sample_sets([one for part in sets for one in part])
     if not all(one.ids is not None for one in all_sets):  # all files are read alike, so that they can be compared
         sets = [[replace(one, ids=None) for one in part] for part in sets]
     if reader is not None:

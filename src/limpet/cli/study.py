@@ -16,7 +16,7 @@ import tyro
 from rich.markup import escape
 
 from limpet import experiments
-from limpet.cli.common import DEFAULT_LOADING, ExecutorName, Json, Loading, err, progress, show
+from limpet.cli.common import DEFAULT_LOADING, UNSET, ExecutorName, Json, Loading, err, progress, show
 from limpet.errors import LimpetError
 from limpet.experiments import (
     Executor,
@@ -44,11 +44,11 @@ class ExecutorOptions:
 
     on: ExecutorName = "local"
     """in this process, in processes (one for each GPU, or --workers), or on a Ray cluster"""
-    workers: int | None = None
+    workers: Annotated[int | None, UNSET] = None
     """how many (default: one for each device)"""
-    address: str | None = None
+    address: Annotated[str | None, UNSET] = None
     """of a running Ray cluster (default: start one here)"""
-    threads: int | None = None
+    threads: Annotated[int | None, UNSET] = None
     """of torch in each worker on the CPU"""
 
     def models(self, loading: Loading) -> ModelCache:
@@ -75,7 +75,7 @@ class StudyOptions:
     """i/n computes the i-th of n parts, for any scheduler"""
     executing: Executing = DEFAULT_EXECUTING
     loading: Loading = DEFAULT_LOADING
-    from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    from_folder: Annotated[Path | None, tyro.conf.arg(name="from"), UNSET] = None
     """build reports again from the numbers of earlier reports, instead of the store"""
     out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reports")
     """where reports are written"""

@@ -18,7 +18,7 @@ from limpet.training.loop import Progress, train
 
 
 def run(
-    recipe: Annotated[Path, tyro.conf.Positional],
+    recipe: tyro.conf.Positional[str],
     files: tuple[Path, ...] = (),
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
     device: Device = None,
@@ -26,15 +26,18 @@ def run(
 ) -> None:
     """Train a Duo model, its distillation, or a causal judge on text files.
 
-    A recipe is one TOML file; those of the built-in models are in recipes/minis. The text is tokenised once, into the
-    recipe's data folder. The same command resumes an interrupted run. The log, one JSON object on each line, is beside
-    the weights; --model of other commands takes the path of the finished folder.
+    A recipe is one TOML file. Those of limpet have names: small, small-judge and small-distilled take seconds; mini,
+    mini-distilled, mini-judge, molecules and sudoku made the built-in models; molecules-cpu and sudoku-cpu are for two
+    cores. The text is tokenised once, into the recipe's data folder. The same command resumes an interrupted run. The
+    log, one JSON object on each line, is beside the weights; --model of other commands takes the path of the finished
+    folder.
 
-    $ limpet train recipes/minis/mini.toml --files stories.txt.xz
+    $ limpet train small
+    $ limpet train mini --files stories.txt.xz
     $ limpet train recipe.toml --out runs/second --device cuda
 
     Args:
-        recipe: the TOML file
+        recipe: a TOML file, or a name
         files: UTF-8 texts, plain or .xz, with blank lines between documents, or JSON lines (default: the recipe's)
         out_folder: where the model is written (default: the recipe's folder)
         json: print the last progress as one JSON document

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from limpet.errors import LimpetError, import_extra
+from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
-from limpet.evaluation.judges import Judge, SourceJudge, judge_for, source_judge
+from limpet.evaluation.controls import control_sets, reference_set
+from limpet.evaluation.judges import Judge, SourceJudge, as_judge, default_judge
+from limpet.evaluation.metrics import METRICS as ALL_METRICS
 from limpet.evaluation.sample_sets import SampleSet
-from limpet.evaluation.scores import NLL, PERPLEXITY, Scores, evaluate
+from limpet.evaluation.scores import NLL, NOVELTY, PERPLEXITY, Scores, evaluate
 from limpet.evaluation.statistics import Estimate
 from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
-from limpet.models import Denoiser
+from limpet.models import Denoiser, check_model
 from limpet.samplers import Sampler, named_samplers
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
 NFE = 16  # default network calls: few enough that samplers differ
 N = 4  # default samples of each seed
 METRICS = ("entropy", "rep-4")
+MAUVE, MAUVE_SAMPLES = "mauve", 64  # the fewest samples of a sampler that MAUVE is taken of
 COLUMNS = 4  # of numbers in a table; `to_dict` has all
 HEADS = {
     PERPLEXITY: "GenPPL (lower is better)",
     NLL: "true NLL (nats/token, lower is better)",
     "entropy": "entropy (nats, higher is more diverse)",
     "rep-4": "rep-4 (lower is less repetitive)",
+    NOVELTY: "novelty-8 (higher is less copied)",
+    MAUVE: "MAUVE (higher is better; ± over k-means seeds)",
 }
 
 
@@ -62,6 +67,8 @@ class SamplerScores:
         """The sampler's parameters, its costs and its measures, for JSON."""
         about = {"name": self.name, "sampler": self.sampler.to_dict(), "nfe": self.nfe, "committed": self.committed}
         measures = {name: self.scores.estimate(name).to_dict() for name in self.scores.measures}
+        if self.scores.mauve is not None:
+            measures[MAUVE] = statistics.mean_se(self.scores.mauve).to_dict()
         return {**about, "head_rows": self.head_rows, "counted": self.scores.counted, "measures": measures}
 
 
@@ -77,6 +84,8 @@ class Comparison:
     samples_per_seed: int
     samplers: list[SamplerScores]
     data: Scores | None  # of samples from the true distribution, if that is the judge
+    metrics: tuple[str, ...] = METRICS  # shown beside the likelihood
+    controls: Mapping[str, Scores] = field(default_factory=dict)  # by name; see `limpet.evaluation.controls`
 
     @property
     def judge(self) -> dict[str, Any]:
@@ -89,9 +98,10 @@ class Comparison:
         """How each measure is taken."""
         return {name: measure.convention for name, measure in self.samplers[0].scores.measures.items()}
 
-    def delta_nll(self, one: SamplerScores) -> Estimate:
-        """The NLL of a sampler minus that of the first sampler, paired by seed; lower is better."""
-        return statistics.paired(one.scores.nll, self.samplers[0].scores.nll)
+    def delta_nll(self, one: SamplerScores | Scores) -> Estimate:
+        """The NLL of a sampler, or of scores, minus that of the first sampler, paired by seed; lower is better."""
+        scores = one if isinstance(one, Scores) else one.scores
+        return statistics.paired(scores.nll, self.samplers[0].scores.nll)
 
     @cached_property
     def row_names(self) -> list[str]:
@@ -126,19 +136,22 @@ class Comparison:
 
     def table(self) -> ResultTable:
         """One row a sampler: mean and standard error over seeds of a checker's values, then of GenPPL (or the true
-        NLL), delta NLL, entropy and rep-4, at most four columns. The last row is the true distribution, if that is the
-        judge."""
+        NLL), delta NLL, entropy and rep-4, at most four columns; more only if more metrics were asked for. The last
+        rows are the controls, and the true distribution, if that is the judge."""
         likelihood = NLL if self.judge.get("convention") == "exact" else PERPLEXITY
-        shown = [name for name in self.conventions if name not in (NLL, PERPLEXITY, "dropped", "ends", *METRICS)]
+        shown = [name for name in self.conventions if name not in (NLL, PERPLEXITY, "dropped", "ends", *self.metrics)]
         is_judged = self.judge and any(np.isfinite(one.scores.nll).all() for one in self.samplers)
-        shown += [likelihood, "", *METRICS] if is_judged else METRICS  # "" is delta NLL
-        shown = shown[:COLUMNS]
+        shown += [likelihood, "", *self.metrics] if is_judged else self.metrics  # "" is delta NLL
+        shown = shown[: COLUMNS if self.metrics == METRICS else None]
         delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
         head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
         rows = []
         for name, one in zip(self.row_names, self.samplers, strict=True):
             delta_nll = "" if one is self.samplers[0] or not is_judged else f"{self.delta_nll(one):.4f}"
             rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
+        for name, scores in self.controls.items():
+            delta_nll = f"{self.delta_nll(scores):.4f}" if is_judged else ""
+            rows.append([name, *(_number(scores, key) if key else delta_nll for key in shown)])
         if self.data is not None:
             rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
         return ResultTable(self.caption, head, rows)
@@ -152,6 +165,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Every number, for JSON; for each measure its mean, standard error and values of the seeds."""
         about = {name: getattr(self, name) for name in ("model", "digest", "precision", "length")}
+        controls = {name: scores.to_dict() for name, scores in self.controls.items()}
         return {
             **about,
             "seeds": list(self.seeds),
@@ -162,6 +176,7 @@ class Comparison:
                 {**one.to_dict(), **({"delta_nll": self.delta_nll(one).to_dict()} if self.judge else {})}
                 for one in self.samplers
             ],
+            **({"controls": controls} if controls else {}),
             "data": self.data and self.data.to_dict(),
         }
 
@@ -194,12 +209,14 @@ class Comparison:
 
 
 def _number(scores: Scores, name: str) -> str:
+    if name == MAUVE and scores.mauve is not None:
+        return f"{statistics.mean_se(scores.mauve):.4f}"
     return f"{scores.estimate(name):.{2 if name == PERPLEXITY else 4}f}" if name in scores.measures else ""
 
 
 def compare(
     model: Denoiser,
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
+    samplers: Sampler | str | Mapping[str, Sampler | str] | Sequence[Sampler | str] | None = None,
     nfe: int | None = NFE,
     n: int = N,
     seeds: Sequence[int] = SEEDS,
@@ -209,6 +226,8 @@ def compare(
     judge: Judge | str | None = None,
     progress: bool | Callable[[str], Progress] = False,
     checker: Checker | str | None = None,
+    metrics: Sequence[str] | None = None,
+    controls: bool = False,
 ) -> Comparison:
     """Sample a model with several samplers on the same random numbers, and evaluate the samples.
 
@@ -222,33 +241,77 @@ def compare(
         length: tokens in a sample (default: the model's length).
         prompt: what every sample begins with; it is not counted.
         batch_size: samples that are computed at once (default: by the device).
-        judge: a judge or its name (default: the model's own true distribution, where it is known; else none, if there
-            is a checker).
+        judge: a judge or its name (default: the model's own true distribution, where it is known; none, if the model
+            has a checker; mini-judge, if it reads the model's tokens; else none, with a warning).
         progress: True for a bar, or a function that returns, for a sampler's name, what is called after every network
             call with (calls done, calls in all).
         checker: a checker or its name (default: the model's own, if it names one).
+        metrics: names of `METRICS`, "novelty-8" or "mauve", shown beside the likelihood and entropy (default: rep-4,
+            with controls novelty-8). The last two compare samples with real texts: held-out prose, or draws of an
+            exact source.
+        controls: whether to add three rows of texts that no model made, at the entropy of the first sampler. A metric
+            that ranks one of them above a sampler is fooled.
 
     Returns:
         `Comparison`: the scores and samples of each sampler.
     """
+    check_model(model)
     chosen = named_samplers(SAMPLERS if samplers is None else samplers, nfe)
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+        raise LimpetError(f"seeds is {seeds!r}; it takes a list of whole numbers, such as [8200, 8210]")
     if not chosen or not seeds:
         raise LimpetError("a comparison needs at least one sampler and one seed")
     if len(set(seeds)) < len(seeds):
         raise LimpetError(f"the seeds are {', '.join(map(str, seeds))}: each counts once, so give different ones")
+    chosen_metrics = _metrics(metrics, controls, n * len(seeds))
     checker = checker or model.checker
     checker = find_checker(checker) if isinstance(checker, str) else checker
-    if judge is not None or checker is None or source_judge(model):
-        judge = judge_for(model, judge)
+    judge = default_judge(model, model.device) if judge is None else as_judge(judge)
+    size = length or model.length
+    real = reference_set(model, size) if {MAUVE, NOVELTY} & {*chosen_metrics} else None
+
+    def score(samples: list[Samples] | list[SampleSet]) -> Scores:
+        return evaluate(
+            samples,
+            judge,
+            [name for name in chosen_metrics if name in ALL_METRICS],
+            checker=checker,
+            reference=real if MAUVE in chosen_metrics else None,
+            known=[ids for _, ids in real.ids or ()] if real and NOVELTY in chosen_metrics else None,
+        )
+
     done = []
     for name, sampler in chosen.items():
         report = progress(name) if callable(progress) else progress
         parts = [sample(model, sampler, n, seed, length, prompt, None, batch_size, report) for seed in seeds]
-        scores = evaluate(parts, judge, METRICS, checker=checker)
-        done.append(SamplerScores(name, sampler, parts, scores))
+        done.append(SamplerScores(name, sampler, parts, score(parts)))
     data = None
     if isinstance(judge, SourceJudge) and judge.digest == model.digest and not parts[0].prompt_length:
         drawn = [SampleSet.from_tokens(model, judge.source.draw(n, seed), 0, seed) for seed in seeds]
-        data = evaluate(drawn, judge, METRICS, checker=checker)
+        data = score(drawn)
     size = done[0].samples[0].tokens.shape[1]
-    return Comparison(model.name, model.digest, model.precision, size, tuple(seeds), n, done, data)
+    scored = {}
+    if controls:
+        if parts[0].prompt_length:
+            raise LimpetError("controls have no prompt: leave the prompt out, or the controls")
+        wanted = done[0].scores.estimate("entropy").mean
+        scored = {name: score(sets) for name, sets in control_sets(model, judge, n, seeds, size, wanted).items()}
+    return Comparison(
+        model.name, model.digest, model.precision, size, tuple(seeds), n, done, data, chosen_metrics, scored
+    )
+
+
+def _metrics(named: Sequence[str] | None, controls: bool, samples: int) -> tuple[str, ...]:
+    """The metrics of a comparison: entropy, and those that were asked for."""
+    if named is None:
+        return ("entropy", NOVELTY) if controls else METRICS
+    known = [*ALL_METRICS, NOVELTY, MAUVE]
+    for name in named:
+        if name not in known:
+            raise unknown_name("there is no metric", name, known)
+    if MAUVE in named and samples < MAUVE_SAMPLES:
+        raise LimpetError(
+            f"mauve compares distributions: it takes at least {MAUVE_SAMPLES} samples of each sampler, not {samples}; "
+            "give more samples or more seeds"
+        )
+    return ("entropy", *dict.fromkeys(name for name in named if name != "entropy"))

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from limpet.errors import LimpetError, import_extra, unknown_name
 from limpet.evaluation import statistics
 from limpet.evaluation.checkers import Checker, find_checker
-from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, describe, load_judge, score_samples
+from limpet.evaluation.judges import AUTO, Judge, JudgeScores, ScoreCache, as_judge, describe, score_samples
 from limpet.evaluation.judges.base import Progress
-from limpet.evaluation.metrics import METRICS, mauve, pack
+from limpet.evaluation.metrics import METRICS, mauve, novelty, pack
 from limpet.evaluation.sample_sets import ReadingMode, SampleSet, reading_mode, sample_sets, tokenised
 from limpet.evaluation.statistics import Estimate, Floats, GeometricMean, Interval
 from limpet.evaluation.tables import ResultTable
 from limpet.generation import Samples
 
 LEVEL = 0.95  # of bootstrap intervals
-NLL, PERPLEXITY = "nll", "perplexity"
+NLL, PERPLEXITY, NOVELTY = "nll", "perplexity", "novelty-8"
 
 
 def _nll(sums: Floats) -> float:
@@ -236,6 +236,7 @@ def evaluate(
     convention: str = AUTO,
     reference: Any = None,
     mauve_starts: int = 5,
+    known: Sequence[Sequence[int]] | None = None,
     cache: ScoreCache | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -251,6 +252,8 @@ def evaluate(
             "ids", "text", "released" or "exact".
         reference: real texts, samples, or their `features`, to compare all samples with by MAUVE.
         mauve_starts: k-means starts for each k-means seed of MAUVE.
+        known: ids of real texts, in the ids that the metrics count, for the measure "novelty-8": the share of a
+            sample's 8-grams that none of them has.
         cache: where the judge's scores are kept.
         batch_size: sequences that the judge reads at once (default: by their length).
         progress: called with (windows read, windows in all) as the judge reads the samples of a seed.
@@ -258,10 +261,10 @@ def evaluate(
     Returns:
         `Scores`: values per sample and per seed, with mean and standard error over seeds.
     """
-    sets, names = sample_sets(samples), list(metrics)
+    sets, names = sample_sets(samples), [metrics] if isinstance(metrics, str) else list(metrics)
     if unknown_names := [name for name in names if name not in METRICS]:
         raise unknown_name("there is no metric", unknown_names[0], METRICS)
-    judge = load_judge(judge) if isinstance(judge, str) else judge
+    judge = None if judge is None else as_judge(judge)
     mode = None if judge is None else reading_mode(judge, sets, convention)
     checks = {} if checker is None else _check(sets, find_checker(checker) if isinstance(checker, str) else checker)
     measures: dict[str, Measure] = {}
@@ -278,6 +281,9 @@ def evaluate(
     if judge is not None and (not own_ids or (mode is not None and mode.as_ids)):  # they are the judge's ids
         measures |= _ends(ids, judge)
     measures |= _measure(sets, ids, names)
+    if known is not None:
+        rule = "share of the 8-grams of a sample that the reference text does not have"
+        measures[NOVELTY] = Measure(rule, tuple(novelty(part, known) for part in ids))
     if clash := [name for name in checks if name in measures]:
         raise LimpetError(f"the checker and limpet both have a measure {clash[0]!r}: rename the checker's")
     return Scores(

@@ -162,6 +162,8 @@ class WrappedDenoiser(Denoiser):
 
 def check_model(denoiser: Denoiser) -> None:
     """Raise unless a model has the attributes that sampling needs."""
+    if isinstance(denoiser, str):
+        raise LimpetError(f"the model is {denoiser!r}, a text: load it first, with limpet.load({denoiser!r})")
     takes: dict[str, tuple[str, Any]] = {
         "name": ("a text", lambda value: isinstance(value, str) and value),
         "digest": ("a text that changes with its output", lambda value: isinstance(value, str) and value),

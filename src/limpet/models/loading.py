@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from limpet import registry
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, one_line
 from limpet.models import Denoiser, check_model, exact_sources, model_files
 from limpet.models.prompt_layouts import LAYOUTS
 
@@ -43,6 +44,8 @@ def load(
     running average.
 
     Returns a Denoiser."""
+    if not isinstance(name, str | os.PathLike):
+        raise LimpetError(f"a model is named by a text such as 'mini' or a path, not {one_line(repr(name), 80)}")
     text = os.fspath(name)
     device = model_files.usable_device(device)
     if text.startswith("exact:"):
@@ -55,9 +58,12 @@ def load(
     if found is None:
         offered = registry.installed(GROUP)
         if not in_file and text not in offered:
+            names = [*model_files.builtin_names(), *offered]
             builtin = ", ".join(model_files.builtin_names()) or "none is installed"
+            near = difflib.get_close_matches(text.lower(), names, 1)
             raise LimpetError(
-                f"no model {text!r}: it is neither built in ({builtin}), nor a path that exists, nor a hub name like "
+                f"no model {text!r}{f', did you mean {near[0]}?' if near else ':'} "
+                f"it is neither built in ({builtin}), nor a path that exists, nor a hub name like "
                 f"owner/name, nor offered by another package ({', '.join(offered) or 'none offers any'})"
             )
         return _call_factory(text, registry.find("model", GROUP, {}, text), None, options)

@@ -298,6 +298,11 @@ class NetworkDenoiser(Denoiser):
         self._parts: dict[torch.device, Parts] = {}
 
     @property
+    def weights_digest(self) -> str:
+        """A digest of the weights as bfloat16 holds them: the same in whatever precision they were loaded."""
+        return digest_of({name: one.bfloat16() for name, one in self.network.named_parameters()})
+
+    @property
     def device(self) -> torch.device:
         return cast(torch.device, next(self.network.parameters()).device)
 

@@ -1,4 +1,7 @@
-"""Committed reveal sampling (CRS), the paper's Algorithm 1: concentrated predictions are stored and kept visible."""
+"""Committed reveal sampling (CRS), the paper's Algorithm 1: concentrated predictions are stored and kept visible.
+
+The nearest published ancestor is RDM's reparameterized decoding (arXiv 2302.05737; `rdm.py`), which also keeps
+confident predictions on uniform noise. There the state itself holds them, and those with low scores return to noise."""
 
 from __future__ import annotations
 

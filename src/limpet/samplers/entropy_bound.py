@@ -16,6 +16,7 @@ from limpet.samplers.predictions import (
     DISTRIBUTION_HELP,
     Clock,
     WhichDistribution,
+    falling,
     read_predictions,
     time_of_share,
     uniform_tokens,
@@ -81,7 +82,7 @@ class EntropyBound(Sampler):
 
     def temperature(self, call: int) -> float:
         """The softmax temperature of a call."""
-        return self.last_temperature + (self.first_temperature - self.last_temperature) * (self.nfe - call) / self.nfe
+        return falling(self.first_temperature, self.last_temperature, call, self.nfe)
 
 
 def within_bound(entropy: Tensor, among: Tensor, bound: float) -> Tensor:

@@ -52,10 +52,11 @@ def from_dict(values: Mapping[str, Any]) -> Sampler:
 def parse(text: str, **common: Any) -> tuple[str, Sampler]:
     """The caption and the sampler of a text such as `crs budget=.25` or, with a caption, `small: crs budget=.25`.
 
-    A TOML file that holds a sampler may stand in its place; parameters after it replace the file's. common: parameters
-    of every sampler that the text does not set; a sampler that does not have one ignores it."""
+    What tables print is read too, as in `crs, final_step=keep`. A TOML file that holds a sampler may stand in its
+    place; parameters after it replace the file's. common: parameters of every sampler that the text does not set; a
+    sampler that does not have one ignores it."""
     caption, colon, spec = text.partition(": ")
-    name, *settings = (spec if colon else text).split() or [""]
+    name, *settings = [word.rstrip(",") for word in (spec if colon else text).split()] or [""]
     kind, own = _read_toml(name) if name.endswith(".toml") else (find(name), {})
     own |= _values(kind, name, settings, text)
     defaults = {name: value for name, value in common.items() if name in params(kind) and value is not None}
@@ -73,12 +74,14 @@ def as_sampler(sampler: Sampler | str, **common: Any) -> Sampler:
 
 
 def named_samplers(
-    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str], nfe: int | None = None
+    samplers: Sampler | str | Mapping[str, Sampler | str] | Sequence[Sampler | str], nfe: int | None = None
 ) -> dict[str, Sampler]:
     """Samplers by name.
 
-    samplers: a mapping by name, or a sequence, of samplers and texts such as "crs budget=.25". nfe: network calls of
-    the texts that do not set them (default: the sampler's)."""
+    samplers: one sampler or text such as "crs budget=.25", or a sequence or a mapping by name of them. nfe: network
+    calls of the texts that do not set them (default: the sampler's)."""
+    if isinstance(samplers, str | Sampler):
+        samplers = [samplers]
     if isinstance(samplers, Mapping):
         return {name: _captioned(one, nfe)[1] for name, one in samplers.items()}
     captioned = [(str(one), *_captioned(one, nfe)) for one in samplers]

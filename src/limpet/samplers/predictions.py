@@ -35,12 +35,18 @@ class PredictionSummary(NamedTuple):
 
 
 def read_predictions(
-    ctx: Context, features: Features, call: int, temperature: float, which: WhichDistribution = "leave-one-out"
+    ctx: Context,
+    features: Features,
+    call: int,
+    temperature: float,
+    which: WhichDistribution = "leave-one-out",
+    scored_at: float | None = None,
 ) -> PredictionSummary:
     """Reads the distributions of a call at all free positions.
 
     At temperature 0 the drawn token is the argmax, and probabilities are those at temperature 1. Draws use the uniforms
-    that a transition of this call would use."""
+    that a transition of this call would use. scored_at: the temperature of the drawn token's probability, by default
+    that of the draw."""
     tokens = torch.zeros_like(ctx.fixed)
     numbers = tokens.double()
     found = PredictionSummary(tokens, numbers, tokens.clone(), numbers.clone(), numbers.clone())
@@ -51,7 +57,10 @@ def read_predictions(
         found.top_prob[here], found.top[here] = probs.max(-1)
         found.entropy[here] = torch.special.entr(probs).sum(-1)
         drawn = inverse_cdf(probs, u[here]) if temperature else found.top[here]
-        found.drawn[here], found.drawn_prob[here] = drawn, probs.gather(-1, drawn[:, None])[:, 0]
+        scored = probs
+        if scored_at is not None and temperature not in (0, scored_at):
+            scored = (log_probs.double() * (temperature / scored_at)).softmax(-1)
+        found.drawn[here], found.drawn_prob[here] = drawn, scored.gather(-1, drawn[:, None])[:, 0]
     return found
 
 
@@ -66,6 +75,11 @@ def best_positions(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
     order = torch.where(among, -score, math.inf).sort(dim=-1, stable=True).indices
     ranked = torch.arange(score.shape[1], device=score.device).expand_as(order)
     return among & (torch.zeros_like(order).scatter(-1, order, ranked) < count[:, None])
+
+
+def falling(first: float, last: float, call: int, nfe: int) -> float:
+    """The temperature of a call: from the first call's it approaches the last in equal steps."""
+    return last + (first - last) * (nfe - call) / nfe
 
 
 def time_of_share(ctx: Context, clean: Tensor) -> Tensor:

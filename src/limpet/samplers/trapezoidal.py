@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.diffusion import process, truncation
-from limpet.diffusion.backends import Outcome, inverse_cdf, positions
+from limpet.diffusion import process
+from limpet.diffusion.backends import inverse_cdf, positions
 from limpet.diffusion.rng import Purpose
 from limpet.errors import LimpetError
 from limpet.samplers.base import Context, Features, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
+from limpet.samplers.tau_leaping import outcome_of, reverse_rates
 
 
 class FirstLeap(NamedTuple):
@@ -84,9 +85,7 @@ class Trapezoidal(Native):
             tokens[here] = torch.where(jumps, inverse_cdf(rates, u[here]), tokens[here])
             del rates  # frees the memory before the next piece
         memory = () if state.memory else FirstLeap(state.tokens, features.values.clone())
-        not_inspected = torch.full_like(tokens, torch.inf, dtype=torch.double)
-        outcome = outcomes[0] if outcomes else Outcome(tokens, torch.zeros_like(tokens), not_inspected, None)
-        info = StepInfo(r, t, state.tokens, outcome._replace(tokens=tokens), {})
+        info = StepInfo(r, t, state.tokens, outcome_of(outcomes, tokens), {})
         return state.next(tokens, features, memory), info
 
     def leap_calls(self, ctx: Context, state: State, features: Features) -> list[LeapCall]:
@@ -105,7 +104,7 @@ class Trapezoidal(Native):
 
         The second leap extrapolates the rates of its two calls, in place."""
         *first, rates = (
-            self.rates_of_call(ctx, call, here, log_probs)
+            reverse_rates(ctx, log_probs, call.tokens[here], self.times[call.call], self.support(call.call))
             for call, log_probs in zip(calls, log_probs_by_call, strict=True)
         )
         if not first:
@@ -113,15 +112,3 @@ class Trapezoidal(Native):
         less, over = (1 - self.theta) ** 2 + self.theta**2, 2 * self.theta * (1 - self.theta)
         own = calls[-1].tokens[here][:, None]
         return rates.sub_(first[0].mul_(less)).div_(over).clamp_(min=0).scatter_(-1, own, 0.0)
-
-    def rates_of_call(self, ctx: Context, call: LeapCall, here: tuple[Tensor, ...], log_probs: Tensor) -> Tensor:
-        """(r, V) float64: the rates of the reverse process away from the tokens, by the distributions of one call.
-
-        All operations are in place, because the distributions are large and two are held at once."""
-        t, signal = self.times[call.call], ctx.signal(self.times[call.call])
-        pace = -float(ctx.model.schedule.slope(t)) / (signal * ctx.model.vocab_size)
-        probs = truncation.truncate(log_probs.double().softmax(-1), self.support(call.call))
-        noisy = probs.mul_(signal).add_((1 - signal) / ctx.model.vocab_size)
-        own = call.tokens[here][:, None]
-        at_own = noisy.gather(-1, own)
-        return noisy.mul_(pace).div_(at_own).scatter_(-1, own, 0.0)

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from limpet.errors import LimpetError
 from limpet.files import documents
+from limpet.models.tokenizers import BUILTIN_FOLDER
 
 END = "<|endoftext|>"
+SHIPPED = "builtin:"  # begins the name of a file that is part of limpet
 SPLITS = ("train", "test", "validation")  # in the order in which the documents stand
 
 
@@ -28,7 +30,9 @@ def read_documents(files: Sequence[Path]) -> list[str]:
 
 
 def read_file(file: Path) -> str:
-    """The text of a UTF-8 file, plain or .xz."""
+    """The text of a UTF-8 file, plain or .xz; "builtin:NAME" is one that is part of limpet."""
+    if str(file).startswith(SHIPPED):
+        file = BUILTIN_FOLDER / str(file).removeprefix(SHIPPED)
     try:
         raw = file.read_bytes()
         return (lzma.decompress(raw) if file.suffix == ".xz" else raw).decode("utf-8")

@@ -148,6 +148,14 @@ class Recipe(Part):
             raise LimpetError(f"a recipe of kind {self.kind!r} takes, of [sizes] and [distil], [{wants}] alone")
 
 
-def read(file: Path) -> Recipe:
-    """The recipe in a TOML file; anything it does not know or that does not fit is refused in one sentence."""
-    return Toml(file, "name a recipe").build(Recipe)
+def shipped() -> dict[str, Path]:
+    """The recipes that are part of limpet, by name."""
+    return {file.stem: file for file in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
+
+
+def read(name: str | Path) -> Recipe:
+    """The recipe in a TOML file, or the one of a name; what it does not know or does not fit is one sentence."""
+    known = shipped()
+    if str(name) in known and not Path(name).exists():
+        name = known[str(name)]
+    return Toml(name, f"name a TOML file, or one of {', '.join(known)}").build(Recipe)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from limpet.errors import LimpetError
+from limpet.errors import LimpetError, warn
 from limpet.evaluation.judges.base import Judge
 from limpet.evaluation.judges.exact import SourceJudge
 from limpet.evaluation.judges.likelihood import (
@@ -18,10 +19,11 @@ from limpet.evaluation.judges.likelihood import (
     prompt_ids,
     score_samples,
 )
-from limpet.models import Denoiser, exact_sources
+from limpet.models import Denoiser, exact_sources, tokenizer_digest
 from limpet.models.exact import Source
 from limpet.models.model_files import BUILTIN_FOLDER, builtin_folder, read_config, usable_device
 from limpet.models.networks import dtype_of
+from limpet.models.tokenizers import read_tokenizer
 
 BUILTIN = "mini-judge"
 AUTO = "auto"  # the convention that follows from the judge and the samples
@@ -41,6 +43,9 @@ def load_judge(name: str = BUILTIN, device: str | torch.device | None = None, pr
     precision: "float32" or "bfloat16". The same weights in bfloat16 are another judge, with another digest."""
     from limpet.evaluation.judges import causal, hub
 
+    if not isinstance(name, str | os.PathLike):
+        raise LimpetError(f"a judge is named by a text such as {BUILTIN}, not {name!r}")
+    name = os.fspath(name)
     dtype = dtype_of(precision)
     if name.startswith("exact:"):
         return SourceJudge(exact_sources.source(name))
@@ -60,7 +65,7 @@ def source_judge(model: Denoiser) -> SourceJudge | None:
 
 def judge_for(model: Denoiser, judge: Judge | str | None = None) -> Judge:
     """The judge of a model's samples: the given one, by name or loaded, or else the model's own true distribution."""
-    found = load_judge(judge) if isinstance(judge, str) else judge or source_judge(model)
+    found = source_judge(model) if judge is None else as_judge(judge)
     if found is None:
         raise LimpetError(
             f"the true distribution of {model.name} is not known: give a judge (judge=limpet.load_judge(...))"
@@ -68,7 +73,33 @@ def judge_for(model: Denoiser, judge: Judge | str | None = None) -> Judge:
     return found
 
 
+def default_judge(model: Denoiser, device: str | torch.device | None = None) -> Judge | None:
+    """The judge of a model's samples where none is named: its true distribution where that is known, none where the
+    model has a checker, the built-in judge where it reads the same tokens, and else none, with a warning."""
+    own = source_judge(model)
+    if own is not None or model.checker is not None:
+        return own
+    if builtin_fits([tokenizer_digest(model.tokenizer)]):
+        return load_judge(BUILTIN, device)
+    warn(f"no judge is known to fit {model.name}, so its samples get no perplexity: name a judge to have one")
+    return None
+
+
+def as_judge(judge: Judge | str) -> Judge:
+    """A judge as it is, or the one of a name."""
+    return judge if isinstance(judge, Judge) else load_judge(judge)
+
+
+def builtin_fits(tokenizers: Iterable[str | None]) -> bool:
+    """Whether the built-in judge was trained on texts of these tokenizers: it knows no other texts.
+
+    tokenizers: the digest of each, None where it is unknown."""
+    known = set(tokenizers)
+    return known != {None} and has_builtin() and known == {tokenizer_digest(read_tokenizer(BUILTIN_FOLDER / BUILTIN))}
+
+
 __all__ = [
-    "AUTO", "BUILTIN", "CONVENTIONS", "Judge", "JudgeScores", "ScoreCache", "SourceJudge", "describe", "has_builtin",
+    "AUTO", "BUILTIN", "CONVENTIONS", "Judge", "JudgeScores", "ScoreCache", "SourceJudge", "as_judge", "builtin_fits",
+    "default_judge", "describe", "has_builtin",
     "judge_for", "load_judge", "prompt_ids", "score_samples", "source_judge",
 ]  # fmt: skip

@@ -74,7 +74,13 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> HubJudge:
     transformers = import_extra("transformers", "judges")
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
-        folder = hub_folder(name, None, ("config.json",), FILES)
+        try:
+            folder = hub_folder(name, None, ("config.json",), FILES)
+        except LimpetError as error:
+            raise LimpetError(
+                f"there is no judge {name!r} here: a judge is mini-judge, exact:NAME, a folder, or a causal language "
+                f"model on the hub ({error})"
+            ) from error
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from limpet.evaluation.metrics.bleu import SMOOTHINGS, self_bleu
 from limpet.evaluation.metrics.mauve import frontier_area, mauve
-from limpet.evaluation.metrics.ngrams import Pack, dist, entropy, length, pack, rep
+from limpet.evaluation.metrics.ngrams import Pack, dist, entropy, length, novelty, pack, rep
 
 
 class Metric(NamedTuple):
@@ -39,6 +39,6 @@ METRICS = {
 }
 
 __all__ = [
-    "METRICS", "SMOOTHINGS", "Metric", "Pack", "dist", "entropy", "frontier_area", "length", "mauve", "pack",
-    "rep", "self_bleu",
+    "METRICS", "SMOOTHINGS", "Metric", "Pack", "dist", "entropy", "frontier_area", "length", "mauve", "novelty",
+    "pack", "rep", "self_bleu",
 ]  # fmt: skip

@@ -113,6 +113,18 @@ def dist(tokens: Tokens, n: int = 4) -> float:
     return len(np.unique(code)) / len(code) if len(code) else float("nan")
 
 
+def novelty(tokens: Tokens, known: Tokens, n: int = 8) -> Floats:
+    """The share of the n-grams of each sequence that no known sequence has; NaN if it is shorter than n."""
+    packed, real = pack(tokens), pack(known)
+    size = len(packed.lengths)
+    both = Pack(np.concatenate([packed.ids, real.ids]), np.concatenate([packed.lengths, real.lengths]))
+    code, sequence = _last(both, n)
+    is_own = sequence < size
+    is_new = ~np.isin(code[is_own], code[~is_own])
+    new, total = (np.bincount(sequence[is_own], weights, minlength=size) for weights in (is_new.astype(float), None))
+    return np.where(total > 0, new / np.maximum(total, 1), np.nan)
+
+
 def length(tokens: Tokens) -> Floats:
     """The number of tokens of each sequence."""
     return pack(tokens).lengths.astype(np.float64)

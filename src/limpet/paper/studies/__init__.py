@@ -50,7 +50,7 @@ def study(name: str, size: Any) -> Study:
         return ReportContent(
             tables=tuple(parts.get("tables", ())),
             figures=(Figure(name, caption, panels, columns=texts.get("columns", 3)),) if panels else (),
-            contrasts=tuple(parts.get("contrasts", ())),
+            contrasts=(*parts.get("contrasts", ()), *paper_results.defined_contrasts()),
             claims=tuple(_claims(paper_results, parts.get("claims", {}))),
             scatters=tuple(parts.get("scatters", ())),
         )
@@ -113,16 +113,6 @@ def with_length(one: Study, length: int) -> Study:
 
 
 __all__ = [
-    "AUDITS",
-    "NOT_IN_PAPER",
-    "PRESETS",
-    "STUDIES",
-    "TEXTS",
-    "Preset",
-    "all_studies",
-    "audit_presets",
-    "module_of",
-    "preset",
-    "study",
-    "with_length",
-]
+    "AUDITS", "NOT_IN_PAPER", "PRESETS", "STUDIES", "TEXTS", "Preset", "all_studies", "audit_presets", "module_of",
+    "preset", "study", "with_length",
+]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments import Cell, Contrast, Panel, Series, Table
+from limpet.experiments import Cell, Panel, Series, Table
 from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import PaperResults, ticks
 from limpet.samplers import Mend
@@ -45,10 +45,3 @@ def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
     ppl = "GenPPL (lower is better)"
     yield Panel("against diversity", "unigram entropy, nats", ppl, lines("entropy"), log_y=True)
     yield Panel("against late top-p", "late top-p", ppl, lines(TOP_PS), ticks(TOP_PS), log_y=True, reverse_x=True)
-
-
-def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
-    for p in TOP_PS:
-        for name, against in (("CRS", "final-only"), ("final-only", "revisable"), ("mend", "CRS")):
-            estimate = results.contrast(f"{p}/{name}", f"{p}/{against}")
-            yield Contrast(f"NLL of {name} minus {against}, late p={p:g}", estimate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from limpet.diffusion.rng import CounterRNG
 from limpet.errors import LimpetError
+from limpet.evaluation import heldout_text
 from limpet.files import documents, read_text
 from limpet.generation import Inputs, context_of
 from limpet.models import Denoiser
 from limpet.models.exact import Source, forward_path
-from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.samplers import Context, State
 
 CHUNK = 2**24  # probabilities held at once
@@ -102,11 +101,6 @@ def predictions(model: Denoiser, tokens: Tensor, t: float) -> tuple[Tensor, Tens
 # Clean texts
 
 
-def heldout() -> str:
-    """Pages of books that the training of the built-in models held out for validation."""
-    return lzma.decompress((BUILTIN_FOLDER / "heldout.txt.xz").read_bytes()).decode()
-
-
 def clean_texts(model: Denoiser, settings: ForwardSettings, index: int, seeds: Sequence[int]) -> Tensor:
     """(n, L) clean sequences for one seed: drawn from an exact source, or cut from held-out text.
 
@@ -118,7 +112,7 @@ def clean_texts(model: Denoiser, settings: ForwardSettings, index: int, seeds: S
     if model.tokenizer is None or end is None:
         raise LimpetError(f"{model.name} has no tokenizer with an end-of-text token, so no text can be cut for it")
     name = settings.text or "heldout.txt"
-    content = heldout() if settings.text is None else read_text(name, "name a UTF-8 text file")
+    content = heldout_text() if settings.text is None else read_text(name, "name a UTF-8 text file")
     ids = torch.tensor(
         [token for document in documents(content, name) for token in (*model.tokenizer.encode(document), end)]
     )
