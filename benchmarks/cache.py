@@ -37,10 +37,11 @@ from limpet.samplers import Sampler, parse
 OUT = Path("benchmarks/results/cache.json")
 CALLS = 64
 EXACT, CACHED = ("{0}", "{0} nfe=32", "{0} nfe=16"), ("{0} refresh=4", "{0} refresh=8", "{0} refresh=16")
-SAMPLERS = {"native top_p=.9": (*EXACT, *CACHED), "mend": ("{0}", "{0} refresh=8", "{0} refresh=32")}
+SAMPLERS = {"native top_p=.9": (*EXACT, *CACHED), "mend": ("{0}", "{0} nfe=32", "{0} refresh=8", "{0} refresh=32")}
 SHOWN = {"nll": "NLL", "entropy": "entropy", "valid": "valid", "solved": "solved"}
 
-Rule = Callable[["Following", int], Tensor | None]  # (B, L) bool: positions to compute at a call; None for all
+# Of a call and its (B, L) tokens: (B, L) bool, which positions to compute besides those that must be; None for all.
+Rule = Callable[["Following", Tensor], Tensor | None]
 
 
 # Quality, rows and time
@@ -72,7 +73,7 @@ def quality(model: Denoiser, texts: list[str], n: int, seed: int) -> dict[str, A
         rows = counting[text].positions / (tokens.numel() * CALLS)
         values = {name: float(one[0]) for name, one in scores.values.items()}
         found[text] = {"seconds": seconds[text], "rows": rows, "calls": samplers[text].nfe, **values}
-    return {"n": n, "samplers": found}
+    return {"n": n, "precision": model.precision, "samplers": found}
 
 
 # Predictions beside exact ones
@@ -86,6 +87,7 @@ class Following(WrappedDenoiser):
         self.rule, self.waits, self.call, self.rows, self.positions = rule, waits, 0, 0, 0
         self.tokens = self.values = self.drawn = self.inspected = torch.empty(0)
         self.layers: tuple[Tensor, ...] = ()
+        self.changed = torch.tensor(False)  # (B, L) bool: since the sample was last computed whole; kept by a rule
         self.sums = {"drawn": [0.0, 0], "inspected": [0.0, 0]}  # of KL divergences, and their number
 
     def plan(self, transition: Transition, call: NetworkCall) -> sparse.SparsePlan:
@@ -98,7 +100,7 @@ class Following(WrappedDenoiser):
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         exact = self.inner.backbone(inputs._replace(rows=lambda: None))
-        computed = None if self.call == 0 else self.rule(self, self.call)
+        computed = None if self.call == 0 else self.rule(self, inputs.tokens)
         if computed is not None:
             inspected = self.inspected
             if self.waits:  # each inspection in its turn, from then on as it was
@@ -122,10 +124,10 @@ def rules(sampler: Sampler, model: Denoiser) -> Iterator[tuple[str, Rule, int | 
     """Ways to choose which positions are computed besides those that changed or are read: name, rule, waiting."""
 
     def every(calls: int) -> Rule:
-        return lambda on, call: None if call % calls == 0 else torch.zeros_like(on.drawn)
+        return lambda on, tokens: None if on.call % calls == 0 else torch.zeros_like(on.drawn)
 
     def in_turn(calls: int) -> Rule:
-        return lambda on, call: ((torch.arange(on.drawn.shape[1]) + call) % calls == 0).expand_as(on.drawn)
+        return lambda on, tokens: ((torch.arange(tokens.shape[1]) + on.call) % calls == 0).expand_as(tokens)
 
     def spaced(count: int) -> Rule:
         """Full calls at even distances of the log-odds of the signal."""
@@ -133,7 +135,18 @@ def rules(sampler: Sampler, model: Denoiser) -> Iterator[tuple[str, Rule, int | 
         odds = [math.log(level / (1 - level)) for level in levels]
         place = [int(count * (one - odds[0]) / (odds[-1] - odds[0])) for one in odds]
         full = {call for call in range(1, len(place)) if place[call] > place[call - 1]}
-        return lambda on, call: None if call in full else torch.zeros_like(on.drawn)
+        return lambda on, tokens: None if on.call in full else torch.zeros_like(on.drawn)
+
+    def drifted(share: float) -> Rule:
+        """All positions of a sample once more than a share of its tokens has changed."""
+
+        def rule(on: Following, tokens: Tensor) -> Tensor:
+            on.changed = on.changed | (tokens != on.tokens)
+            due = on.changed.double().mean(1, keepdim=True) > share
+            on.changed = on.changed & ~due
+            return due.expand_as(tokens)
+
+        return rule
 
     for calls in (2, 4, 8, 16, CALLS):
         yield f"every {calls}", every(calls), None
@@ -141,6 +154,8 @@ def rules(sampler: Sampler, model: Denoiser) -> Iterator[tuple[str, Rule, int | 
         yield f"1/{calls} in turn", in_turn(calls), None
     for count in (8, 16):
         yield f"{count} by log-odds", spaced(count), None
+    for share in (0.3, 0.6):
+        yield f"when {share} changed", drifted(share), None
     for waits in (2, 4):
         yield f"every 8, inspections in turns of {waits}", every(8), waits
 
@@ -159,7 +174,7 @@ def policies(model: Denoiser, text: str, n: int, seed: int) -> dict[str, Any]:
         kl = {kind: total / max(1, count) for kind, (total, count) in following.sums.items()}
         found[name] = {"rows": following.rows / following.positions, **kl}
         print(name, found[name], flush=True)
-    return {"n": n, "rules": found}
+    return {"n": n, "seed": seed, "precision": model.precision, "rules": found}
 
 
 # The page
@@ -233,7 +248,9 @@ def main() -> None:
             results.measure(f"quality {options.model} seed {seed}", quality, model, texts, options.n, seed)
         else:
             for text in options.sampler or ["native top_p=.9"]:
-                results.measure(f"policies {options.model} {text}", policies, model, text, options.n, seed)
+                results.measure(
+                    f"policies {options.model}, {text}, {options.n} samples", policies, model, text, options.n, seed
+                )
 
 
 if __name__ == "__main__":
