@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import random
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import uuid
@@ -22,6 +26,7 @@ from limpet.experiments import ModelCache, RunSummary, Store, bulk, local
 from limpet.experiments.bulk import BulkRequest
 
 ROOT = Path(__file__).parents[2]
+FORK = multiprocessing.get_context("fork")  # a runner that starts at once, with this process's patches
 QUICK = CRS(nfe=2)
 REQUEST = BulkRequest("exact:words", QUICK, 150, part_size=32)  # four whole parts and a smaller one
 PARTS = 5
@@ -97,6 +102,55 @@ def test_parquet_holds_the_same_rows(tmp_path):
 
 
 # Interrupted and parallel runs
+
+
+@pytest.mark.long
+def test_eight_runners_that_are_each_killed_twice_draw_at_most_two_percent_twice(tmp_path, monkeypatch):
+    """20,000 samples. What a killed runner had drawn and not written is drawn again, and counts."""
+    request, drawn, draw = BulkRequest("exact:chain", QUICK, 20_000, part_size=16), tmp_path / "drawn", bulk.sample
+
+    def counted(*arguments, first):
+        samples = draw(*arguments, first=first)
+        with drawn.open("a") as file:
+            file.write(f"{first}\n")
+        return samples
+
+    def killed_after(writes):
+        """A run that is killed by SIGKILL when it has written so many files, the next one half."""
+        honest, left = Path.write_bytes, [writes]
+
+        def write(file, data):
+            if left[0] == 0:
+                honest(file, data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return honest(file, data)
+
+        Path.write_bytes = write
+        generate(tmp_path / "shared", request)
+
+    def runner(number):
+        writes = random.Random(number)
+        for _ in range(2):
+            life = FORK.Process(target=killed_after, args=(writes.randrange(5, 80),))
+            life.start()
+            life.join()
+            assert life.exitcode == -signal.SIGKILL
+        assert generate(tmp_path / "shared", request).failed == {}
+
+    monkeypatch.setattr(bulk, "sample", counted)
+    runners = [FORK.Process(target=runner, args=(number,)) for number in range(8)]
+    for one in runners:
+        one.start()
+    for one in runners:
+        one.join()
+    assert [one.exitcode for one in runners] == [0] * 8
+    monkeypatch.undo()
+    parts = drawn.read_text().split()
+    print(f"{len(parts) / len(set(parts)) - 1:.2%} of {len(set(parts))} parts drawn twice")
+    assert len(set(parts)) == 1250 >= len(parts) / 1.02
+    generate(tmp_path / "alone", request)
+    assert result_files(tmp_path / "shared") == result_files(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("name", ["part-000003.jsonl", "checksums/part-000003.json"])
