@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -185,7 +186,12 @@ def table(found: dict[str, Any], model: str) -> str:
     runs = [run["samplers"] for name, run in found.items() if name.startswith(f"quality {model} seed ")]
     sizes = {run["n"] for name, run in found.items() if name.startswith(f"quality {model} seed ")}
     measures = [name for name in SHOWN if name in next(iter(runs[0].values()))]
-    head = [f"{model}: {len(runs)} seeds x {max(sizes)}", "rows", "time", *(SHOWN[name] for name in measures)]
+    head = [
+        f"{model}: {len(runs)} seed{'s' * (len(runs) > 1)} x {max(sizes)} samples",
+        "rows",
+        "time",
+        *(SHOWN[name] for name in measures),
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for text in runs[0]:
         base = next(own for own in SAMPLERS if text.startswith(own))
@@ -194,32 +200,30 @@ def table(found: dict[str, Any], model: str) -> str:
         for name in measures:
             level = f"{mean(run[text][name] for run in runs):.3f}"
             changes = [run[text][name] - run[base][name] for run in runs]
-            cells.append(level if text == base else f"{level} ({mean(changes):+.3f} ± {error(changes):.3f})")
+            error = f" ± {statistics.stdev(changes) / math.sqrt(len(changes)):.3f}" if len(changes) > 1 else ""
+            cells.append(level if text == base else f"{level} ({mean(changes):+.3f}{error})")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def policy_table(found: dict[str, Any]) -> str:
-    """One line for each rule: rows, and the divergences, on each model and sampler."""
-    runs = {name.removeprefix("policies "): run["rules"] for name, run in found.items() if name.startswith("policies ")}
-    lines = ["| | " + " | ".join(f"{name}: rows | drawn | inspected" for name in runs) + " |"]
-    lines.append("|---" * (1 + 3 * len(runs)) + "|")
-    for rule in dict.fromkeys(rule for run in runs.values() for rule in run):
-        cells = [rule]
-        for run in runs.values():
-            one = run.get(rule)
-            cells += [f"{one['rows']:.2f}", f"{one['drawn']:.4f}", f"{one['inspected']:.4f}"] if one else [""] * 3
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    """One table for each model and sampler, with one line for each rule: rows, and the divergences."""
+    tables = []
+    for name, run in found.items():
+        if not name.startswith("policies "):
+            continue
+        kinds = ["drawn", *(["inspected"] if any(one["inspected"] for one in run["rules"].values()) else [])]
+        head = [name.removeprefix("policies "), "rows", *kinds]
+        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        for rule, one in run["rules"].items():
+            cells = [rule, f"{one['rows']:.2f}", *(f"{one[kind]:.4f}" for kind in kinds)]
+            lines.append("| " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def mean(values: Iterator[float] | list[float]) -> float:
     return statistics.fmean(values)
-
-
-def error(values: list[float]) -> float:
-    """The standard error of a mean over seeds."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def main() -> None:
@@ -234,6 +238,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="fill this page from --out, and run nothing")
     options = parser.parse_args()
     if options.page is not None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
         from blocks import put
 
         found = json.loads(options.out.read_text(encoding="utf-8"))
