@@ -53,7 +53,7 @@ def inputs_of(model: Denoiser, n: int, seed: int) -> Inputs:
 
 
 def quality(model: Denoiser, texts: list[str], n: int, seed: int) -> dict[str, Any]:
-    """Every sampler on one batch, call by call in turn: seconds, rows and scores of each."""
+    """Every sampler on one batch, alternately, call by call: seconds, rows and scores of each."""
     samplers = {text: parse(text, nfe=CALLS)[1] for text in texts}
     counting = {text: CountingDenoiser(model) for text in texts}
     steps = {text: rollout(counting[text], samplers[text], inputs_of(model, n, seed)) for text in texts}
@@ -152,7 +152,7 @@ def rules(sampler: Sampler, model: Denoiser) -> Iterator[tuple[str, Rule, int | 
     for calls in (2, 4, 8, 16, CALLS):
         yield f"every {calls}", every(calls), None
     for calls in (8, 16):
-        yield f"1/{calls} in turn", in_turn(calls), None
+        yield f"1/{calls} alternately", in_turn(calls), None
     for count in (8, 16):
         yield f"{count} by log-odds", spaced(count), None
     for share in (0.3, 0.6):

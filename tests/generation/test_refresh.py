@@ -38,8 +38,8 @@ def inputs(samples: list[int], fixed: Tensor | None = None, **options) -> Inputs
     return Inputs(fixed.repeat(len(samples), 1), CounterRNG(5, torch.tensor(samples)), **options)
 
 
-def final(model: Denoiser, one: Sampler, given: Inputs, start: State | None = None, **options) -> State:
-    *_, end = rollout(model, one, given, start, **options)
+def final(model: Denoiser, one: Sampler, batch: Inputs, start: State | None = None, **options) -> State:
+    *_, end = rollout(model, one, batch, start, **options)
     return end.state
 
 
@@ -60,22 +60,22 @@ def local() -> Duo:
 
 
 class Computed(WrappedDenoiser):
-    """Remembers which positions each call was asked to compute, (B, L) bool."""
+    """Remembers which positions each call computes, (B, L) bool."""
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
         self.calls: list[Tensor] = []
 
     def backbone(self, inputs: ModelInput) -> Tensor:
-        asked = torch.ones_like(inputs.tokens, dtype=torch.bool)
+        computed = torch.ones_like(inputs.tokens, dtype=torch.bool)
         if inputs.cache is not None and inputs.cache.compute is not None:
-            asked = torch.zeros_like(asked).flatten().index_fill(0, inputs.cache.compute, True).view_as(asked)
-        self.calls.append(asked)
+            computed = torch.zeros_like(computed).flatten().index_fill(0, inputs.cache.compute, True).view_as(computed)
+        self.calls.append(computed)
         return super().backbone(inputs)
 
 
 class Deaf(WrappedDenoiser):
-    """Ignores the cache that it is given."""
+    """Ignores the cache that it is batch."""
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         return super().backbone(inputs._replace(cache=None))
@@ -108,8 +108,8 @@ def test_so_they_have_on_every_built_in_model(name, monkeypatch):
 @pytest.mark.parametrize("text", SAMPLERS)
 def test_every_sampler_reads_only_what_is_computed(local, text, trace):
     """Where keys and values do not matter, what a sampler reads is exact only if its own position was computed."""
-    given = inputs([0, 1, 2], FIXED, trace=trace)
-    assert final(local, sampler(text, 5), given).tokens.equal(final(local, sampler(text), given).tokens)
+    batch = inputs([0, 1, 2], FIXED, trace=trace)
+    assert final(local, sampler(text, 5), batch).tokens.equal(final(local, sampler(text), batch).tokens)
 
 
 # Which positions a call computes
@@ -173,20 +173,20 @@ def test_sampling_cut_into_batches_and_steps_and_recordings_give_the_same(model)
 
 @pytest.mark.parametrize("text", ["native top_p=.9", "mend", "trapezoidal"])
 def test_a_state_can_be_gone_on_from_more_than_once(model, text):
-    one, given = sampler(text, 4), inputs([0, 1, 2], FIXED)
-    steps = list(rollout(model, one, given))
+    one, batch = sampler(text, 4), inputs([0, 1, 2], FIXED)
+    steps = list(rollout(model, one, batch))
     for step in (steps[4], steps[5], steps[4]):  # nothing that a later call did has changed what a state keeps
-        assert final(model, one, given, step.state).tokens.equal(steps[-1].tokens)
-    other = final(model, sampler("crs", 4), given, steps[4].state) if text == "mend" else None
-    assert other is None or final(model, one, given, steps[4].state).tokens.equal(steps[-1].tokens)
+        assert final(model, one, batch, step.state).tokens.equal(steps[-1].tokens)
+    other = final(model, sampler("crs", 4), batch, steps[4].state) if text == "mend" else None
+    assert other is None or final(model, one, batch, steps[4].state).tokens.equal(steps[-1].tokens)
 
 
 def test_a_state_without_its_cache_begins_with_a_full_call(model):
-    one, given = sampler("native", 4), inputs([0, 1], FIXED)
-    steps, computed = list(rollout(model, one, given)), Computed(model)
-    final(computed, one, given, steps[4].state._replace(kept=None))
+    one, batch = sampler("native", 4), inputs([0, 1], FIXED)
+    steps, computed = list(rollout(model, one, batch)), Computed(model)
+    final(computed, one, batch, steps[4].state._replace(kept=None))
     assert [calls.all().item() for calls in computed.calls[:5]] == [True, False, False, False, True]
-    resumed = final(model, one, given, steps[3].state._replace(kept=None))  # where a full call was due anyway
+    resumed = final(model, one, batch, steps[3].state._replace(kept=None))  # where a full call was due anyway
     assert resumed.tokens.equal(steps[-1].tokens)
 
 
@@ -196,8 +196,8 @@ def test_early_stopping_ends_with_what_the_call_gave(model):
         def finished(self, state: State) -> Tensor:
             return torch.full((len(state.tokens),), state.call >= 7)
 
-    given, one = inputs([0, 1, 2], FIXED), Ending(nfe=NFE, refresh=4)
-    ended, steps = (list(rollout(model, one, given, until_finished=until)) for until in (True, False))
+    batch, one = inputs([0, 1, 2], FIXED), Ending(nfe=NFE, refresh=4)
+    ended, steps = (list(rollout(model, one, batch, until_finished=until)) for until in (True, False))
     assert (len(ended), len(steps)) == (7, NFE)
     assert ended[-1].tokens.equal(steps[6].tokens)
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_cached_is_refused_in_one_sentence(model, monkeypatch):
 
 def test_a_cache_that_is_wrong_fails_the_check(model):
     class Stale(WrappedDenoiser):
-        """Attends to the kept keys and values also where it was asked for new ones."""
+        """Attends to the kept keys and values also where it has to renew them."""
 
         def backbone(self, inputs: ModelInput) -> Tensor:
             features = super().backbone(inputs)
