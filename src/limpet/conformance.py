@@ -232,7 +232,7 @@ def _cached(model: Denoiser, tokens: Tensor) -> Claims:
     pairs = []
     for index, before in ((every[::3], first), (every, other)):
         cache = Cache(index, tuple(before.after), [])
-        features = model.backbone(ModelInput(tokens, 0.5, lambda index=index: index, cache=cache)).flatten(0, 1)[index]
+        features = model.backbone(ModelInput(tokens, 0.5, cache=cache)).flatten(0, 1)[index]
         pairs += [(model.head(features).float(), full[index])]
         pairs += [(new.float(), old.float()) for new, old in zip(cache.after, first.after, strict=True)]
     size = sum(layer.nbytes for layer in kept)

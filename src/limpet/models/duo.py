@@ -218,7 +218,7 @@ class DuoNetwork(nn.Module):
         positions = compute // tokens.shape[1], compute % tokens.shape[1]
         x, cond = self.vocab_embed(tokens[positions], positions[1]), self.sigma_map(sigma)
         rotation, read = self.rotary_emb(tokens.shape[1]), None
-        for block, kept in zip(self.blocks, cache.before, strict=True):
+        for block, kept in zip(cast("list[DuoBlock]", list(self.blocks)), cache.before, strict=True):
             if len(cache.after) == len(self.blocks) - 1 and rows is not None:
                 read = torch.searchsorted(compute.contiguous(), rows.contiguous())
             x, kept = block.cached(x, cond, rotation, positions, kept, read)

@@ -126,7 +126,7 @@ class FusedBackbone:
         x, modulation = self._start(tokens, sigma)
         updates: list[Gated] = []
         for number, (block, kept) in enumerate(zip(self.blocks, cache.before, strict=True)):
-            shift, scale, gate, *of_mlp, gate_mlp = modulation[:, 6 * number : 6 * number + 6].unbind(1)
+            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation[:, 6 * number : 6 * number + 6].unbind(1)
             embedded = None if updates else (self.network.vocab_embed.embedding, tokens)
             room = self._empty_rows(x.new_empty(len(index), width))
             normed = _normed(x, updates, block.norm1, shift, scale, room, index, store=True, embedded=embedded)
@@ -140,7 +140,7 @@ class FusedBackbone:
                 features = self._features(x, attended, modulation, index)
             updates = [(gate, attended)]
             if number < len(self.blocks) - 1:
-                updates.append((gate_mlp, self._mlp(x, updates, block, *of_mlp, index)))
+                updates.append((gate_mlp, self._mlp(x, updates, block, shift_mlp, scale_mlp, index)))
         return features
 
     def _start(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:

@@ -114,12 +114,13 @@ class GiddAttention(nn.Module):
         self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions, kept: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(R, width) -> (R, width) at some positions, and a layer of a cache; see `TimeAgnosticLayer`."""
-        q, kept = renewed(*self.project(x), kept, rotation, positions)
+        q, k, v = self.project(x)
+        q, kept = renewed(q, k, v, kept, rotation, positions)
         k, v = keys_and_values(kept)
         counts = positions[0].bincount(minlength=len(kept)).tolist()
         mixed = [
             self._sample(own.transpose(0, 1), k[i], v[i], None if clean is None else clean[i, at, None] & ~clean[i])
-            for i, (own, at) in enumerate(zip(q.split(counts), positions[1].split(counts), strict=True))
+            for i, (own, at) in enumerate(zip(torch.split(q, counts), torch.split(positions[1], counts), strict=True))
         ]
         return torch.cat(mixed, 1).transpose(0, 1).flatten(1), kept
 

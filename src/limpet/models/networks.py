@@ -150,7 +150,7 @@ def attend_kept(
 
     The layer has these keys and values in place of those in `kept`. The queries attend to all of it. read: which of
     the queries do (default: all)."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
+    q, k, v = qkv.reshape(len(qkv), 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
     q, kept = renewed(q, k, v, kept, rotation, positions)
     q, samples = (q, positions[0]) if read is None else (q[read], positions[0][read])
     return attend_packed(q, *keys_and_values(kept), samples), kept

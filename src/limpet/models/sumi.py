@@ -86,7 +86,8 @@ class SumiAttention(nn.Module):
         self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions, kept: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(R, width) -> (R, width) at some positions, and a layer of a cache; see `TimeAgnosticLayer`."""
-        q, kept = renewed(*self.project(x), kept, rotation, positions)
+        q, k, v = self.project(x)
+        q, kept = renewed(q, k, v, kept, rotation, positions)
         k, v = (F.pad(part, (0, 0, 0, 1)) for part in keys_and_values(kept))
         return attend_packed(q, k, v, positions[0]), kept
 

@@ -143,7 +143,7 @@ class TimeAgnosticNetwork(nn.Module):
         """The backbone at the flat positions `compute`, (R,) of them."""
         positions = compute // tokens.shape[1], compute % tokens.shape[1]
         x = self.embed_tokens(tokens[positions]).float()
-        for layer, kept in zip(self.layers, cache.before, strict=True):
+        for layer, kept in zip(cast("list[TimeAgnosticLayer]", list(self.layers)), cache.before, strict=True):
             x, kept = layer.cached(x, rotation, clean, positions, kept)
             cache.after.append(kept)
         return in_place(self.norm(x), positions, tokens)
