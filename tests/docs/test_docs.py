@@ -32,7 +32,7 @@ from limpet.training import recipe
 from model_cases import lightning, random_network
 
 ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers", "serve"}  # see above
-RESEARCH = {"frontier", "truth", "reproduce", "audits", "theory", "speed"}
+RESEARCH = {"frontier", "truth", "reproduce", "audits", "theory", "speed", "cache"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
     r"^HF_HUB_OFFLINE=1 ": "",
