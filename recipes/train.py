@@ -123,14 +123,14 @@ def check_sudoku(work: Path, device: str | None, n: int) -> dict[str, Any]:
 
 
 def check_molecules(work: Path, device: str | None, n: int) -> dict[str, Any]:
-    """Shares of strings that are molecules, that differ, and that are no training string."""
+    """The share of strings that are molecules, by RDKit, and of different ones among those."""
     import limpet
-    from limpet.evaluation.checkers.molecules import is_well_formed
+    from limpet.evaluation.checkers.molecules import read_molecule
 
     model = limpet.load(work, device=device)
     out = limpet.sample(model, "native nfe=64", n=4 * n)
     smiles = [text.rstrip(" ") for text in out.texts]
-    good = [one for one in smiles if is_well_formed(one)]
+    good = [found.canonical for one in smiles if (found := read_molecule(one)) is not None]
     found = {"device": str(model.device), "n": len(smiles), "valid": len(good) / len(smiles), "examples": smiles[:8]}
     return {**found, "distinct among valid": len(set(good)) / max(1, len(good))}
 

@@ -3,6 +3,7 @@ hub, and somewhere to put things that do not belong to the package."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +15,19 @@ import pytest
 import torch
 from hypothesis import settings
 
+import forked
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined, which any test may be the first to do
 torch.set_num_threads(1)  # while tests are collected, too
 settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seed = terminalreporter.config.getoption("randomly_seed", None)
+    if seed is not None:  # the plugin is there and was not switched off
+        terminalreporter.write_line(f"in random order; --randomly-seed={seed} repeats it, -p no:randomly sorts")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,6 +37,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_processes() -> Iterator[None]:
+    """Workers come from the fork server, too. A command that runs in a process of its own spawns its workers."""
+    real = multiprocessing.get_context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            multiprocessing, "get_context", lambda method=None: forked.CONTEXT if method == "spawn" else real(method)
+        )
+        yield
 
 
 @pytest.fixture

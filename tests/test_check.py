@@ -47,7 +47,9 @@ def failed(rows):
 # Correct models
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    "name", ["exact:chain", *(pytest.param(name, marks=pytest.mark.long) for name in SOURCES if name != "exact:chain")]
+)
 def test_exact_sources_and_every_sampler_pass(name):
     kinds = limpet.samplers.available()
     rows = rows_of(source(name), *kinds)

@@ -158,7 +158,7 @@ print(mine.name, mine.to_dict()["sampler"], mine.caption, samples[0].sampler["sa
 NO_NAME = "Mine is not at the top level of a file, so it cannot be found again by name"
 
 
-@pytest.mark.parametrize("form", ["-c", "standard input", "ipython"])
+@pytest.mark.parametrize("form", ["-c", pytest.param("standard input", marks=pytest.mark.long), "ipython"])
 def test_classes_without_a_file_work_and_have_their_own_names(here, form):
     """One warning says that the name cannot be found again."""
     if form == "ipython":
@@ -207,6 +207,37 @@ def test_the_digest_of_code_is_of_its_file_and_of_what_it_imports_beside_it(here
     Path("more/one.py").write_text("x = 2\n")
     assert registry.code_digest(one) != before
     assert registry.code_digest(limpet.CRS) is None
+
+
+def test_an_edited_helper_makes_another_run(here, capsys):
+    """Of a study, whose finished units do not count any more, and of bulk, which is refused."""
+    text = SAMPLER.replace(
+        'No effect.")', 'No effect.")\n    def step(self, ctx, state):\n        return helper.step(self, ctx, state)'
+    )
+    Path("mine.py").write_text("import sys\nsys.path.insert(0, '.')\nimport helper\n" + text)
+    Path("mine.toml").write_text('model = "exact:chain"\nseeds = [1, 2]\nsamples = 2\n'
+                                 '[samplers]\na = "./mine.py:Mine nfe=3"\nb = "native nfe=3"\n')  # fmt: skip
+    study = ["study", "run", "mine.toml", "--store", "store", "--json"]
+    bulk = ["bulk", "out", "--model", "exact:chain", "--sampler", "./mine.py:Mine nfe=3", "--n", "4"]
+
+    def run(body, command):
+        """A command as in a new process, with a helper of this body."""
+        Path("helper.py").write_text(f"import limpet\n\ndef step(sampler, ctx, state):\n    {body}")
+        for name in [name for name in sys.modules if name == "helper" or name.startswith(registry.PREFIX)]:
+            del sys.modules[name]
+        return main.main(command), capsys.readouterr()
+
+    one, other = "return limpet.Native.step(sampler, ctx, state)", "return limpet.CRS.step(sampler, ctx, state)"
+    counts = []
+    for body in (one, one, one + "  # edited"):
+        code, printed = run(body, study)
+        assert code == 0
+        counts.append([json.loads(printed.out)["mine"][field] for field in ("computed", "found")])
+    assert counts == [[4, 0], [0, 4], [2, 2]]
+    assert run(one, bulk)[0] == run(one, bulk)[0] == 0
+    code, printed = run(other, bulk)
+    assert code == 2
+    assert "another request" in printed.err
 
 
 def test_the_digest_of_code_without_a_file_is_of_the_code_alone():
@@ -287,12 +318,45 @@ def test_a_package_offers_by_name(package):
     assert limpet.load("toy").name == "toy"
 
 
+def test_entry_points_are_read_again_when_a_package_was_installed(package, monkeypatch):
+    reads, real = [], registry.importlib.metadata.entry_points
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda **group: reads.append(1) or real(**group))
+    package("[limpet.samplers]\nmine = theirs_a:Mine\n", theirs_a=SAMPLER)
+    assert [registry.installed("limpet.samplers") for _ in range(3)] == [{"mine": "theirs_a:Mine"}] * 3
+    assert len(reads) == 1
+    site = Path(sys.path[0])
+    (site / "theirs-0.1.dist-info").rename(site / "theirs-0.2.dist-info")
+    os.utime(site, (2, 2))  # another time, however fast this was
+    assert registry.installed("limpet.samplers") == {"mine": "theirs_a:Mine"}
+    assert len(reads) == 2
+
+
 def test_a_class_is_named_by_its_entry_point_without_importing_any(package):
     """Also where the entry point is another name of the class than its own module's."""
     points = "[limpet.samplers]\nmine = theirs_api:Best\nother = theirs_other:Mine\n"
     package(points, theirs_impl=SAMPLER, theirs_api="from theirs_impl import Mine as Best\n", theirs_other=SAMPLER)
     assert samplers.find("mine")().name == "mine"
     assert "theirs_other" not in sys.modules
+
+
+def test_what_foreign_code_prints_while_it_is_loaded_stays_out_of_json(package, here, capfd):
+    points = "[limpet.samplers]\nmine = theirs_a:Mine\n[limpet.models]\ntoy = theirs_b:toy\n"
+    package(
+        points, theirs_a="print('hello')" + SAMPLER, theirs_b=MODEL.replace("    model =", "    print('hi'); model =")
+    )
+    assert main.main(["samplers", "--json"]) == 0
+    printed = capfd.readouterr()
+    assert "mine" in [one["name"] for one in json.loads(printed.out)]
+    Path("mine.py").write_text("print('hello')" + SAMPLER)
+    options = ("--n", "1", "--json", "--sampler", "./mine.py:Mine nfe=2")
+    assert main.main(["sample", "--model", "toy", *options]) == 0
+    second = capfd.readouterr()
+    assert json.loads(second.out)["model"] == "toy"
+    assert [line for line in (printed.err + second.err).splitlines() if line in ("hello", "hi")] == [
+        "hello",
+        "hello",
+        "hi",
+    ]
 
 
 def test_built_in_names_and_paths_come_first(package):

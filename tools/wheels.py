@@ -47,7 +47,11 @@ MISSING = {  # by extra: a command that needs it, its exit code, and a pattern o
     "gemma": ("limpet info gemma", 2, names_extra("transformers", "gemma")),
     "diffusers": (python("import limpet.integrations.diffusers"), 1, names_extra("diffusers", "diffusers", ERROR)),
     "molecules": ("limpet compare --model molecules --n 1 --nfe 2 --seeds 1", 2, names_extra("rdkit", "molecules")),
-    "figures": ("limpet paper theory separated-modes --figures figures", 2, names_extra("matplotlib", "figures")),
+    "figures": (
+        "limpet paper theory closed-loop-interleave --figures figures",
+        2,
+        names_extra("matplotlib", "figures"),
+    ),
     "lab": (
         python("from limpet.experiments import claims; claims.bounds(0.0, 1.0, 4)"),
         1,
@@ -60,6 +64,13 @@ MISSING = {  # by extra: a command that needs it, its exit code, and a pattern o
         python("import limpet; limpet.sample(limpet.load('exact:words'), 'native nfe=2', n=1).to_pandas()"),
         1,
         names_extra("pandas", "notebook", ERROR),
+    ),
+    "lm-eval": (python("import limpet.integrations.lm_eval"), 1, names_extra("lm_eval", "lm-eval", ERROR)),
+    "sglang": (python("import limpet.integrations.sglang"), 1, names_extra("sglang", "sglang", ERROR)),
+    "tensorboard": (
+        python("from limpet.integrations.tensorboard import scalars; scalars('events').__enter__()"),
+        1,
+        names_extra("tensorboard", "tensorboard", ERROR),
     ),
 }
 IMPORTS = (

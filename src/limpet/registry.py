@@ -6,6 +6,7 @@ below this one, whose name holds the file's path, so that another process can im
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -14,9 +15,11 @@ import importlib.metadata
 import importlib.util
 import inspect
 import operator
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -36,8 +39,20 @@ ABOUT_TEXT = ("__doc__", "__firstlineno__", "__static_attributes__")  # of a cla
 
 def installed(group: str) -> dict[str, str]:
     """What other packages offer in a group of entry points: name -> "module:object". Nothing is imported."""
+    return _entry_points(group, tuple((place, _changed_at(place)) for place in sys.path))
+
+
+@functools.lru_cache(maxsize=8)
+def _entry_points(group: str, places: tuple[tuple[str, int | None], ...]) -> dict[str, str]:
+    """Reading them takes milliseconds, and every name of a sampler asks. Installing a package changes its folder."""
     points = importlib.metadata.entry_points(group=group)
     return {point.name: point.value.partition("[")[0].strip() for point in points}
+
+
+def _changed_at(place: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(place or ".").st_mtime_ns
+    return None
 
 
 def is_file(name: str) -> bool:
@@ -52,7 +67,7 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
     "module:object", which comes before other packages. Capital letters do not matter."""
     if is_file(name):
         return from_file(name)
-    targets = builtin if name in builtin else {**builtin, **installed(group)}  # reading entry points takes milliseconds
+    targets = builtin if name in builtin else {**builtin, **installed(group)}
     if name not in targets:
         known = {one.lower(): one for one in targets}
         near = difflib.get_close_matches(name.lower(), known, 1)
@@ -63,7 +78,8 @@ def find(what: str, group: str, builtin: Mapping[str, str], name: str) -> Any:
             )
         name = known[name.lower()]
     try:
-        return importlib.metadata.EntryPoint(name, targets[name], group).load()
+        with prints_aside():
+            return importlib.metadata.EntryPoint(name, targets[name], group).load()
     except (Exception, SystemExit) as error:  # another package's module may raise anything
         reason = describe_error(error)
         raise LimpetError(f"the {what} {name!r} is {targets[name]}, which cannot be loaded ({reason})") from error
@@ -86,13 +102,19 @@ def from_file(name: str) -> Any:
         reason = describe_error(error)
         raise LimpetError(f"{path} cannot be read ({reason}): check the path before the colon") from error
     try:
-        module = _imported(file) or importlib.import_module(module_name)
+        with prints_aside():
+            module = _imported(file) or importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the file may raise anything
         raise LimpetError(f"{path} cannot be run ({describe_error(error, str(file))}): correct it there") from error
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError as error:
         raise LimpetError(f"{path} has no {attribute!r}: name a class or function that is in it") from error
+
+
+def prints_aside() -> AbstractContextManager[Any]:
+    """What foreign code prints while it is loaded goes to standard error: standard output may be read as JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:

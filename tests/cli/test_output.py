@@ -4,8 +4,6 @@ import io
 import json
 import os
 import stat
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load
 
 import limpet
+from forked import run
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.files import atomic_path, write_file
@@ -21,11 +20,6 @@ from limpet.models.tensor_files import write_tensors
 from limpet.recording.trajectory import Trajectory
 
 FEW = ["sample", "--model", "exact:words", "--nfe", "2", "--n", "1"]
-
-
-def run(*arguments, **how):
-    command = [sys.executable, "-m", "limpet.cli.main", *map(str, arguments)]
-    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **{"text": True, **how})
 
 
 def sentence(output):
@@ -106,7 +100,7 @@ def test_standard_output_that_is_full_is_one_sentence(full, arguments):
 
 def test_samples_outlive_the_disk(full):
     """They are printed where they cannot be written."""
-    done = run(*FEW, "--out", full, stdout=subprocess.PIPE)
+    done = run(*FEW, "--out", full)
     assert done.returncode == 2
     assert "cannot be written" in sentence(done.stderr)
     assert done.stdout.startswith('{"text": ')
@@ -133,10 +127,9 @@ def make(folder=None, **options):
 def test_standard_output_that_lacks_letters_has_them_escaped(tmp_path, encoding):
     """UnicodeEncodeError in every command before. JSON stays valid, and reads as UTF-8."""
     (tmp_path / "strange.py").write_text(STRANGE, "utf-8")
-    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONIOENCODING": encoding}, "stdout": subprocess.PIPE}
+    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONIOENCODING": encoding}, "encoding": encoding}
     call = ["sample", "--model", "./strange.py:make", "--nfe", "2", "--n", "1"]
     words = {"ascii": r"\u00e9 \u2192 \ud834\udd1e", "latin-1": r"é \u2192 \ud834\udd1e"}[encoding]
-    how["encoding"] = encoding
     assert run(*call, **how).stdout == words + "\n\f\n"
     for request, name, value in ((call, "text", "é → 𝄞"), (["info", "./strange.py:make"], "name", "töy →")):
         printed = run(*request, "--json", **how).stdout
@@ -147,10 +140,7 @@ def test_standard_output_that_lacks_letters_has_them_escaped(tmp_path, encoding)
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
 def test_closed_standard_streams_are_the_null_device(tmp_path, closed):
     """AttributeError in every command before. What is opened later does not take their place."""
-    shell = " ".join(f"{number}<&-" for number in closed.split())
-    command = f'exec "$@" {shell}'
-    call = [sys.executable, "-m", "limpet.cli.main", *FEW, "--out", "x.jsonl"]
-    done = subprocess.run(["sh", "-c", command, "sh", *call], cwd=tmp_path, stderr=subprocess.PIPE, check=False)
+    done = run(*FEW, "--out", "x.jsonl", closed=closed, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["seed"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [
         limpet.generation.SEED
@@ -180,21 +170,11 @@ def test_what_can_be_no_path_or_id_is_one_sentence(tmp_path, monkeypatch, capsys
     assert not [*tmp_path.iterdir()]
 
 
-LIMITED = """
-import resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-from limpet.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         [*FEW, "--out", "x.jsonl"],
         [*FEW, "--record", "x.limpet"],
-        ["paper", "theory", "separated-modes", "--figures", "x"],
         ["study", "run", "study.toml", "--store", "store"],
     ],
     ids=lambda arguments: arguments[0] + arguments[-2],
@@ -209,8 +189,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence_in_every_command(tmp_path, ar
         'a = "native nfe=2"',
     ]
     (tmp_path / "study.toml").write_text("\n".join(lines))
-    command = [sys.executable, "-c", LIMITED, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = run(*arguments, cwd=tmp_path, most=100)
     assert done.returncode == 2, done.stderr
     assert "written" in sentence(done.stderr)
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".partial")]

@@ -8,13 +8,12 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 
 import pytest
 
+import forked
 import limpet
 from examples import COMMANDS, helped, written
 from limpet.cli import common, main
@@ -29,10 +28,7 @@ def in_terminal(*arguments: str, cwd=None, columns: int = COLUMNS) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     size = {"COLUMNS": str(columns), "LINES": str(LINES)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "limpet.cli.main", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd,
-        env={**os.environ, "TERM": "xterm", **size},
-    )  # fmt: skip
+    process = forked.start([*arguments], [theirs] * 3, cwd, {**os.environ, "TERM": "xterm", **size})
     os.close(theirs)
     shown = b""
     while True:
@@ -43,7 +39,8 @@ def in_terminal(*arguments: str, cwd=None, columns: int = COLUMNS) -> str:
             break
         shown += part
     os.close(ours)
-    assert process.wait(60) == 0, shown.decode()
+    process.join()
+    assert process.exitcode == 0, shown.decode()
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
 
 
@@ -53,8 +50,7 @@ def fits(shown: str, columns: int = COLUMNS) -> None:
 
 
 def piped(*arguments: str, cwd=None) -> tuple[str, str]:
-    command = [sys.executable, "-m", "limpet.cli.main", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    done = forked.run(*arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     return done.stdout, done.stderr

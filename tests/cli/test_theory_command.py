@@ -60,29 +60,29 @@ def test_a_file_in_place_of_the_folder_of_figures_is_refused_before_anything_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setitem(STATEMENTS, QUICK, STATEMENTS[QUICK]._replace(checks=lambda: pytest.fail("computed")))
+    name = "closed-loop-interleave"
+    monkeypatch.setitem(STATEMENTS, name, STATEMENTS[name]._replace(checks=lambda: pytest.fail("computed")))
     for figures in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(LimpetError, match=r"--figures takes a folder; .*file"):
-            theory.run(QUICK, figures=figures)
+            theory.run(name, figures=figures)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def draw(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STATEMENTS, name, STATEMENTS[name]._replace(checks=list))
-    assert theory.run(name, figures=folder / "new") == 0
-    assert (folder / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", [name for name in STATEMENTS if not name.startswith("closed-loop")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "closed-loop-interleave",
+        pytest.param("closed-loop", marks=pytest.mark.long),
+        pytest.param("closed-loop-exact", marks=pytest.mark.long),
+    ],
+)
 def test_figures_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(name, tmp_path, monkeypatch)
+    monkeypatch.setitem(STATEMENTS, name, STATEMENTS[name]._replace(checks=list))
+    assert theory.run(name, figures=tmp_path / "new") == 0
+    assert (tmp_path / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_closed_loop_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw("closed-loop-interleave", tmp_path, monkeypatch)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["closed-loop", "closed-loop-exact", "closed-loop-mend"])
-def test_closed_loops_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(name, tmp_path, monkeypatch)
+def test_a_statement_without_a_figure_is_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(LimpetError, match="separated-modes has no figure; closed-loop, "):
+        theory.run("separated-modes", figures=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

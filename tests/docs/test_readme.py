@@ -31,10 +31,14 @@ def test_it_is_short_and_its_beginning_has_what_a_newcomer_needs():
         assert needed in beginning
 
 
-def test_its_code_runs(capsys):
+@pytest.mark.parametrize("model", ["exact:words", pytest.param("mini", marks=pytest.mark.long)])
+def test_its_code_runs(model, capsys):
+    """By default on a model that costs nothing, whose alphabet has no capitals."""
     (block,) = (block for language, block in FENCED.findall(README) if language == "python")
-    exec(compile(block, "README.md", "exec"), {})
-    assert "The sea" in capsys.readouterr().out
+    assert 'load("mini")' in block
+    prompt = "The sea" if model == "mini" else "the sea"
+    exec(compile(block.replace('"mini"', f'"{model}"').replace("The sea", prompt), "README.md", "exec"), {})
+    assert prompt in capsys.readouterr().out
 
 
 def test_its_commands_are_all_there_are():

@@ -20,6 +20,11 @@ def cells(text: str) -> list[int]:
     return [int(cell) for cell in text.replace(".", "0")]
 
 
+def is_solved(boards: np.ndarray, puzzles: np.ndarray) -> bool:
+    """Whether all boards are valid and keep every clue of their puzzles."""
+    return bool(sudoku.is_valid(boards).all() and ((puzzles == 0) | (boards == puzzles)).all())
+
+
 def covers(columns: dict[object, set[object]], rows: dict[object, list[object]], limit: int) -> list[list[object]]:
     """All choices of rows that contain every column once (Knuth's algorithm X), at most `limit`."""
     if not columns:
@@ -92,7 +97,7 @@ def test_the_solver_stops_at_its_limit_and_sees_a_clash() -> None:
 def test_the_rules() -> None:
     """Against sets of digits, on valid boards with a few cells changed."""
     rng = np.random.default_rng(0)
-    boards = sudoku.random_boards(60, 5).astype(int)
+    boards = sudoku.base_boards(60, 5).astype(int)
     for board in boards[20:]:
         for cell in rng.integers(0, 81, rng.integers(1, 4)):
             board[cell] = rng.integers(0, 11)
@@ -107,10 +112,6 @@ def test_the_rules() -> None:
     valid = sudoku.is_valid(boards)
     assert valid[:20].all()
     assert valid.tolist() == [wrong(square) == 0 for square in squares]
-    puzzles = np.where(rng.random(boards.shape) < 0.5, boards, 0)
-    assert sudoku.is_solved(boards, puzzles).tolist() == valid.tolist()
-    puzzles[:, 0] = boards[:, 0] % 9 + 1
-    assert not sudoku.is_solved(boards, puzzles).any()
 
 
 def test_boards_are_valid_distinct_and_a_function_of_the_seed() -> None:
@@ -119,16 +120,13 @@ def test_boards_are_valid_distinct_and_a_function_of_the_seed() -> None:
     assert len(np.unique(boards, axis=0)) == 200
     assert np.array_equal(boards[:20], sudoku.base_boards(20, 3))
     assert not np.array_equal(boards[:20], sudoku.base_boards(20, 4))
-    many = sudoku.random_boards(3000, 1, base_count=20)
-    assert sudoku.is_valid(many).all()
-    assert len(np.unique(many, axis=0)) == 3000
 
 
 def test_symmetries_keep_validity_blanks_and_the_number_of_solutions() -> None:
     puzzles, boards = sudoku.random_puzzles(6, 34, seed=2)
     pairs = torch.from_numpy(np.stack([puzzles, boards], 1))  # a puzzle moves with its board
     moved = sudoku.random_symmetries(pairs, torch.Generator().manual_seed(0)).numpy()
-    assert sudoku.is_solved(moved[:, 1], moved[:, 0]).all()
+    assert is_solved(moved[:, 1], moved[:, 0])
     assert ((moved[:, 0] > 0).sum(1) == 34).all()
     assert (moved != pairs.numpy()).any((1, 2)).all()
     for puzzle, board in moved[:3]:
@@ -142,7 +140,7 @@ def test_symmetries_keep_validity_blanks_and_the_number_of_solutions() -> None:
 def test_generated_puzzles_have_one_solution_and_the_stated_number_of_clues(clues: int) -> None:
     puzzles, boards = sudoku.random_puzzles(3, clues, seed=clues)
     assert ((puzzles > 0).sum(1) == clues).all()
-    assert sudoku.is_solved(boards, puzzles).all()
+    assert is_solved(boards, puzzles)
     for puzzle, board in zip(puzzles.tolist(), boards.tolist(), strict=True):
         assert by_exact_cover(puzzle, 2) == {tuple(board)}
     lines = sudoku.puzzles(3, clues, seed=clues)

@@ -288,17 +288,6 @@ def test_an_id_belongs_to_the_continuation_if_any_of_its_bytes_does(small, promp
     assert scores.nll[0] == pytest.approx(float(nll[max(expected, 1) - 1 :].sum()), abs=1e-4)
 
 
-def test_boundary_on_a_long_text_and_a_straddling_token(small):
-    prompt, rest = LICENSE[:3000], LICENSE[3000:6000]
-    ids = small.tokenizer.encode(prompt + rest)
-    ends = np.cumsum([len(small.tokenizer._tokens.id_to_token(i)) for i in ids])
-    assert prompt_ids(small.tokenizer, ids, prompt) == int((ends <= len(prompt.encode())).sum())
-    cut = next(i for i in ids if len(small.tokenizer.decode([i])) > 2)
-    word = small.tokenizer.decode([cut])
-    assert small.tokenizer.encode(word) == [cut]
-    assert prompt_ids(small.tokenizer, [cut], word[:1]) == 0  # it straddles, so it counts
-
-
 # The cache
 
 

@@ -168,23 +168,3 @@ def test_errors_are_sentences(call, words):
 
 
 # MAUVE
-
-
-def test_frontier_area_has_its_known_ends():
-    probs = np.array([0.2, 0.3, 0.5])
-    assert metrics.frontier_area(probs, probs) == pytest.approx(1, abs=1e-12)
-    # Disjoint distributions: x = (1 - w)^5, y = w^5, and the area is 5 B(6, 5).
-    beta = math.gamma(6) * math.gamma(5) / math.gamma(11)
-    assert metrics.frontier_area([1, 0], [0, 1]) == pytest.approx(5 * beta, rel=0.03)  # 25 nodes
-
-
-def test_mauve_separates_equal_from_different_distributions():
-    random = np.random.default_rng(2)
-    real, same, other = random.normal(size=(200, 8)), random.normal(size=(200, 8)), random.normal(size=(200, 8)) + 2
-    like, unlike = metrics.mauve(same, real), metrics.mauve(other, real)
-    assert like.shape == (5,)
-    assert len(set(like.tolist())) > 1
-    assert like.min() > 0.8
-    assert unlike.max() < 0.2
-    np.testing.assert_array_equal(like, metrics.mauve(same, real))
-    assert metrics.mauve(np.zeros((3, 2)), np.zeros((3, 2))).tolist() == pytest.approx([1.0] * 5)

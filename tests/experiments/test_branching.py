@@ -146,33 +146,11 @@ def test_a_sampler_that_differs_in_one_parameter_gives_what_it_gives_alone(tmp_p
 
 
 @dataclass(frozen=True)
-class Shifted(CRS):
-    """CRS from another start: a subclass with one more parameter."""
-
-    shift: int = param(0, "Added to every token of the start.", low=0)
-
-    def init(self, ctx):
-        state = super().init(ctx)
-        return state._replace(tokens=(state.tokens + self.shift) % ctx.model.vocab_size)
-
-
-@dataclass(frozen=True)
 class Sharper(CRS):
     """CRS that differs before warmup, without a parameter."""
 
     def transition(self, ctx, state, revise, inspect):
         return replace(super().transition(ctx, state, revise, inspect), temperature=0.5)
-
-
-def test_a_parameter_of_a_subclass_gives_two_results_for_two_values(tmp_path):
-    cells = [Cell(str(shift), "exact:words", Shifted(nfe=6, shift=shift), 3) for shift in (0, 1)]
-    found, calls = run_all([Cell("CRS", "exact:words", BASE, 3), *cells], tmp_path)
-    assert calls == 3 * BASE.nfe
-    assert len({found[name][0].rows["key"] for name in found}) == 3
-    assert not torch.equal(found["0"][0].tensors["tokens"], found["1"][0].tensors["tokens"])
-    assert torch.equal(found["0"][0].tensors["tokens"], found["CRS"][0].tensors["tokens"])
-    for cell in cells:
-        assert_same(found[cell.name][0], alone(cell, 5))
 
 
 def test_a_subclass_that_differs_before_warmup_does_not_share(tmp_path):
@@ -249,14 +227,6 @@ def test_replays_follow_their_source(tmp_path):
             assert_same(found[cell.name][index], alone(cell, seed, source_run.memory))
     warmup = warmup_steps(BASE.nfe, BASE.warmup)
     assert calls == 2 * (warmup + 4 * (BASE.nfe - warmup))
-
-
-def test_two_final_steps_of_a_sampler_cost_one_call_more(tmp_path):
-    ends = [Cell(end, "exact:words", NATIVE.replace(final_step=end), 2) for end in ("argmax", "sample")]
-    found, calls = run_all(ends, tmp_path)
-    assert calls == BASE.nfe + 1
-    for cell in ends:
-        assert_same(found[cell.name][0], alone(cell, 5))
 
 
 def test_prompts_are_kept_and_not_measured(tmp_path):

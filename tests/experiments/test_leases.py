@@ -84,7 +84,7 @@ def test_leases_are_renewed_while_they_are_held(store, monkeypatch):
     holder = Leases(store)
     assert holder.acquire([KEY])
     before = store.content(f"leases/{KEY}")
-    assert renewed.wait(60)
+    assert renewed.wait(600)
     assert store.content(f"leases/{KEY}") != before
     holder.release([KEY])
     assert store.content(f"leases/{KEY}") is None

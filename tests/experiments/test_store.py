@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import uuid
@@ -161,11 +160,6 @@ def forged(store, root, rows, tokens=b"x"):
     (root / FOLDER / "tokens.safetensors").write_bytes(tokens)
 
 
-def header(shape):
-    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
-    return struct.pack("<Q", len(text)) + text + b"0000"
-
-
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 HOSTILE_ROWS = {
     "nan": b'{"checksum": "x", "a": NaN}',
@@ -196,61 +190,6 @@ def test_facts_are_checked_against_the_key(store, tmp_path):
     forged(store, tmp_path, {"facts": None})
     with pytest.raises(DamagedUnitError, match="other facts"):
         store.read(KEY)
-
-
-@pytest.mark.parametrize("tokens", [b"x", b"", header([1] * 100_000), struct.pack("<Q", 1 << 62), header([2])],
-                         ids=["text", "empty", "rank", "header", "offsets"])  # fmt: skip
-def test_a_file_without_tensors_is_damaged(store, tmp_path, tokens):
-    forged(store, tmp_path, {}, tokens)
-    with pytest.raises(DamagedUnitError, match="no tensors"):
-        store.read(KEY)
-
-
-def folder(path):
-    path.mkdir()
-    (path / "x").write_text("x")
-
-
-def link(path):
-    path.symlink_to(path)
-
-
-MAKE = {"folder": folder, "pipe": os.mkfifo, "link to itself": link}
-
-
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("name", ["rows.json", "tokens.safetensors"])
-def test_a_folder_or_pipe_is_damage_and_is_moved_aside(store, tmp_path, kind, name):
-    (tmp_path / FOLDER / name).unlink()
-    MAKE[kind](tmp_path / FOLDER / name)
-    assert store.inspect(KEY)[0] is None
-    store.write(KEY, TENSORS, ROWS)
-    assert store.inspect(KEY)[0] is not None
-
-
-def test_a_file_in_a_folders_place_is_moved_aside(tmp_path):
-    (tmp_path / "units").write_text("mine")
-    store = Store(tmp_path)
-    assert store.inspect(KEY) == (None, "")
-    store.write(KEY, TENSORS, ROWS)
-    assert store.inspect(KEY)[0] is not None
-    assert [path.read_text() for path in (tmp_path / "strange").iterdir()] == ["mine"]
-
-
-PLANS = [
-    b"{", b"[]", b"{}", DEEP, b'{"cells": 3}', b'{"cells": [{"name": 3, "keys": []}], "seeds": []}',
-    b'{"cells": [{"name": "a", "keys": ["../../x"]}], "seeds": [1]}', b'{"cells": [], "seeds": [], "a": NaN}',
-    b'{"cells": [], "seeds": [], "a": "\\ud800"}',
-    b'{"cells": [{"name": "a", "keys": ["%b"]}], "seeds": []}' % KEY.encode(),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=range(len(PLANS)))
-def test_an_invalid_plan_is_no_run(store, tmp_path, plan):
-    (tmp_path / "plans").mkdir()
-    (tmp_path / "plans/study.json").write_bytes(plan)
-    with pytest.raises(LimpetError, match="holds no run of study: run the study first"):
-        store.read_plan("study")
 
 
 def test_partial_files_of_other_process_spaces_stay_for_a_week(store, tmp_path, monkeypatch):

@@ -58,8 +58,7 @@ def test_the_fused_backbone_is_the_plain_one(shape: DuoShape) -> None:
     assert errors[0] < 1.2 * errors[1]
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("blocks", "precision"), [(1, torch.float32), (2, torch.bfloat16)])
 def test_the_fused_backbone_computes_some_positions(
     blocks: int, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,15 +72,14 @@ def test_the_fused_backbone_computes_some_positions(
     most = 1e-5 if precision == torch.float32 else 0.05
     with torch.no_grad():
         every = FusedBackbone(network)(tokens, sigma).flatten(0, 1)
-        for some in ([0, 6, 7, 13, 20], list(range(21)), [9], [5, 20], []):
+        for some in ([0, 6, 7, 13, 20], list(range(21)), [9], []):
             index = torch.tensor(some, dtype=torch.int32, device=DEVICE)
             features = FusedBackbone(network)(tokens, sigma, lambda index=index: index)
             assert features.shape == (3, 7, 32)
             torch.testing.assert_close(features.flatten(0, 1)[some], every[some], rtol=most, atol=most)
 
 
-@pytest.mark.parametrize("some", [False, True], ids=["everywhere", "index"])
-@pytest.mark.parametrize("hidden", [1, 4])
+@pytest.mark.parametrize(("hidden", "some"), [(1, False), (1, True), (4, True)])
 def test_the_fused_backbone_frees_what_it_has_read(hidden: int, some: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, in sizes of the residual stream, for a batch that is neither small nor captured. At the attention:
     the stream, queries, keys, values, the attended values and their map, which makes six. With an index also the
@@ -165,7 +163,7 @@ def test_how_many_positions_are_normalised_together_changes_nothing(low: bool, m
     sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
     with torch.no_grad():
         alone = body(tokens, sigma)
-        for rows in (2, 4, 8):
+        for rows in (2, 8):
             monkeypatch.setattr(duo_triton, "ROWS", rows)
             assert (body(tokens, sigma) - alone).norm() <= 0.01 * alone.norm()  # sums may be rounded in another order
 

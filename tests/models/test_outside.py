@@ -10,6 +10,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import limpet
 from limpet import conformance, samplers
 from limpet.cli import main
 from limpet.evaluation.judges import load_judge
+from limpet.generation import Samples
 from limpet.recording.trajectory import Trajectory
 from limpet.samplers import CRS, Native
 from limpet.samplers.builtin import BUILTIN
@@ -84,7 +86,7 @@ def playground(unserved):
     return serve
 
 
-# A sampler
+# In Python
 
 
 def test_a_sampler_in_python(name):
@@ -100,72 +102,6 @@ def test_a_sampler_in_python(name):
     result = limpet.compare(model, {"native": Native(nfe=8), "mine": kind(**PARAMS)}, n=16)
     assert [one.nfe for one in result.samplers] == [8, 8]
     assert result.delta_nll(result.samplers[1]).mean < 0  # a lower temperature gives more probable text
-
-
-def test_a_sampler_in_sample_and_compare(name, capsys):
-    command = ("sample", "--model", "exact:words", "--sampler", configured(name), "--n", "1", "--json")
-    (line,) = printed(capsys, *command).splitlines()
-    kind = samplers.find(name.sampler)
-    expected = limpet.sample(limpet.load("exact:words"), kind(**PARAMS), n=1).tokens[0]
-    assert json.loads(line)["tokens"] == expected.tolist()
-    options = ("--sampler", "native nfe=8", "--sampler", f"mine: {configured(name)}", "--n", "2", "--json")
-    result = json.loads(printed(capsys, "compare", "--model", "exact:words", *options))
-    assert [one["name"] for one in result["samplers"]] == ["native", "mine"]
-    assert result["samplers"][1]["sampler"] == kind(**PARAMS).to_dict()
-
-
-@pytest.mark.parametrize("on", [("--on", "local"), ("--on", "processes", "--workers", "1")])
-def test_a_sampler_in_a_study(name, capsys, on):
-    Path("study.toml").write_text(
-        f'model = "exact:words"\nsamples = 2\nseeds = [1, 2]\n[common]\nnfe = 8\n'
-        f'[samplers]\nnative = "native"\nmine = {{sampler = "{name.sampler}", cool = 0.3}}\nother = "{name.sampler}"\n'
-    )
-    run("study", "run", "study.toml", *on)
-    run("study", "report", "study.toml")
-    (report,) = Path("limpet-reports").rglob("report.md")
-    rows = {row.split("|")[1].strip(): row for row in report.read_text().splitlines() if row.count("|") > 3}
-    assert rows["mine"].split("|")[2:] != rows["other"].split("|")[2:]
-
-
-def test_a_sampler_is_watched_recorded_and_viewed(name, capsys):
-    two = ("--sampler", "native nfe=8", "--sampler", configured(name))
-    assert "8" in printed(capsys, "watch", "--model", "exact:words", *two)
-    run("sample", "--model", "exact:words", "--sampler", configured(name), "--n", "1", "--record", "mine.limpet")
-    trajectory = Trajectory.load(Path("mine.limpet"))
-    expected = limpet.sample(limpet.load("exact:words"), samplers.find(name.sampler)(**PARAMS), n=1).tokens[0]
-    assert trajectory.frames[-1].tokens.tolist() == expected.tolist()
-    assert "restless" in printed(capsys, "watch", "mine.limpet")
-    run("view", "mine.limpet", "--out", "page.html")
-    assert base64.b64encode(trajectory.to_bytes()).decode() in Path("page.html").read_text()
-    assert "restless" in trajectory.header.masks
-
-
-def test_a_sampler_is_served(name, playground):
-    client = playground("--models", "exact:words", "--judge", "none", "--sampler", "native", "--sampler", name.sampler)
-    request = {"sampler": {"sampler": name.served, **PARAMS}, "n": 2, "seed": 7, "score": False}
-    rows = client.post("/api/sample", json=request).json()["samples"]
-    expected = limpet.sample(limpet.load("exact:words"), samplers.find(name.sampler)(**PARAMS), n=2, seed=7)
-    assert [row["tokens"] for row in rows] == expected.tokens.tolist()
-    schemas = client.get("/api/openapi.json").json()["components"]["schemas"]
-    assert schemas[name.served]["properties"]["cool"]["description"] == "Temperature of the last call."
-    assert schemas[name.served]["properties"]["cool"]["maximum"] == 10
-    assert "Temperature of the last call." in client.get("/").text
-    bad = client.post("/api/sample", json={"sampler": {"sampler": name.served, "cool": 11.0}})
-    assert bad.status_code == 422
-    assert "cool" in bad.json()["error"]
-
-
-def test_a_sampler_is_checked_and_described(name, capsys):
-    checks = printed(capsys, "check", "--sampler", configured(name))
-    assert checks.strip().splitlines()[-1].endswith(" checks, 0 failed")
-    assert "restless" in checks
-    described = json.loads(printed(capsys, "samplers", name.sampler, "--json"))
-    assert [param["name"] for param in described[0]["parameters"]] == ["nfe", "warm", "cool"]
-    listed = [one["name"] for one in json.loads(printed(capsys, "samplers", "--json"))]
-    assert listed == [*BUILTIN] + (["annealed"] if name.sampler == "annealed" else [])
-
-
-# A model
 
 
 def test_a_model_in_python(name):
@@ -192,51 +128,82 @@ def test_its_prediction_is_the_bigrams(name):
     torch.testing.assert_close(probs, expected / expected.sum(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_model_in_sample_and_compare(name, capsys):
-    (line,) = printed(capsys, "sample", "--model", name.model, "--nfe", "8", "--n", "1", "--json").splitlines()
-    row = json.loads(line)
-    assert (row["model"], row["digest"]) == ("bigram", limpet.load(name.model).digest)
-    assert row["text"] == limpet.sample(limpet.load(name.model), CRS(nfe=8), n=1).texts[0]
-    result = json.loads(printed(capsys, "compare", "--model", name.model, "--nfe", "8", "--n", "2", "--json"))
-    assert result["judge"]["name"] == "mini-judge"
-    assert result["judge"]["convention"] == "text"
+# In every command: the sampler on the model
+
+
+def drawn(name: Name, **how: Any) -> Samples:
+    return limpet.sample(limpet.load(name.model), samplers.find(name.sampler)(**PARAMS), **how)
+
+
+def test_in_sample_and_compare(name, capsys):
+    options = ("--model", name.model, "--sampler", configured(name), "--json")
+    row = json.loads(printed(capsys, "sample", *options, "--n", "1"))
+    expected = drawn(name, n=1)
+    assert (row["model"], row["digest"]) == ("bigram", expected.digest)
+    assert (row["tokens"], row["text"]) == (expected.tokens[0].tolist(), expected.texts[0])
+    result = json.loads(printed(capsys, "compare", *options, "--sampler", "mine: native nfe=8", "--n", "2"))
+    assert [one["sampler"]["nfe"] for one in result["samplers"]] == [8, 8]
+    assert result["samplers"][0]["sampler"] == samplers.find(name.sampler)(**PARAMS).to_dict()
+    assert (result["judge"]["name"], result["judge"]["convention"]) == ("mini-judge", "text")
 
 
 @pytest.mark.parametrize("on", [("--on", "local"), ("--on", "processes", "--workers", "1")])
-def test_a_model_in_a_study(name, on):
+def test_in_a_study(name, on):
     Path("study.toml").write_text(
         f'models = ["{name.model}", "exact:words"]\nsamples = 2\nseeds = [1, 2]\njudges = ["mini-judge"]\n'
-        f'[common]\nnfe = 8\n[samplers]\nCRS = "crs"\nmine = "{name.sampler}"\n'
+        f'[common]\nnfe = 8\n[samplers]\nnative = "native"\nmine = {{sampler = "{name.sampler}", cool = 0.3}}\n'
+        f'other = "{name.sampler}"\n'
     )
     run("study", "run", "study.toml", *on)
     run("study", "report", "study.toml")
     (report,) = Path("limpet-reports").rglob("report.md")
-    assert "exact:words/mine" in report.read_text()
-    assert f"{name.model}/mine" in report.read_text()
+    rows = {row.split("|")[1].strip(): row for row in report.read_text().splitlines() if row.count("|") > 3}
+    for model in (name.model, "exact:words"):
+        assert rows[f"{model}/mine"].split("|")[2:] != rows[f"{model}/other"].split("|")[2:]
 
 
-def test_a_model_is_watched_recorded_and_viewed(name, capsys):
-    shown = printed(capsys, "watch", "--model", name.model, "--nfe", "8")
-    assert limpet.sample(limpet.load(name.model), CRS(nfe=8), n=1).texts[0].strip() in shown
-    run("sample", "--model", name.model, "--nfe", "8", "--n", "1", "--record", "model.limpet")
-    assert Trajectory.load(Path("model.limpet")).header.digest == limpet.load(name.model).digest
-    run("view", "model.limpet", "--out", "page.html")
-    assert "bigram" in Path("page.html").read_text()
+def test_it_is_watched_recorded_and_viewed(name, capsys):
+    own, two = ("--model", name.model, "--sampler", configured(name)), ("--sampler", "native nfe=8")
+    assert drawn(name, n=1).texts[0].strip() in printed(capsys, "watch", *own)
+    assert "native" in printed(capsys, "watch", *own, *two)
+    run("sample", *own, "--n", "1", "--record", "mine.limpet")
+    trajectory = Trajectory.load(Path("mine.limpet"))
+    assert trajectory.frames[-1].tokens.tolist() == drawn(name, n=1).tokens[0].tolist()
+    assert trajectory.header.digest == limpet.load(name.model).digest
+    assert "restless" in trajectory.header.masks
+    assert "restless" in printed(capsys, "watch", "mine.limpet")
+    run("view", "mine.limpet", "--out", "page.html")
+    page = Path("page.html").read_text()
+    assert base64.b64encode(trajectory.to_bytes()).decode() in page
+    assert "bigram" in page
 
 
-def test_a_model_is_served(name, playground):
-    client = playground("--models", name.model, "exact:words", "--judge", "none")
-    request = {"model": name.model, "sampler": {"sampler": "crs", "nfe": 8}, "seed": 3, "prompt": "the "}
-    (row,) = client.post("/api/sample", json={**request, "score": False}).json()["samples"]
-    expected = limpet.sample(limpet.load(name.model), CRS(nfe=8), n=1, seed=3, prompt="the ")
-    assert row["text"] == expected.texts[0]
+def test_it_is_served(name, playground):
+    options = ("--judge", "none", "--sampler", "native", "--sampler", name.sampler)
+    client = playground("--models", name.model, "exact:words", *options)
+    request = {"model": name.model, "sampler": {"sampler": name.served, **PARAMS}, "n": 2, "seed": 7, "prompt": "the "}
+    rows = client.post("/api/sample", json={**request, "score": False}).json()["samples"]
+    expected = drawn(name, n=2, seed=7, prompt="the ")
+    assert [row["tokens"] for row in rows] == expected.tokens.tolist()
     assert client.get("/api/models").json()["models"][0]["digest"] == expected.digest
-    assert name.model in json.dumps(client.get("/api/openapi.json").json())
+    document = client.get("/api/openapi.json").json()
+    assert name.model in json.dumps(document)
+    cool = document["components"]["schemas"][name.served]["properties"]["cool"]
+    assert (cool["description"], cool["maximum"]) == ("Temperature of the last call.", 10)
+    assert "Temperature of the last call." in client.get("/").text
+    bad = client.post("/api/sample", json={"sampler": {"sampler": name.served, "cool": 11.0}})
+    assert bad.status_code == 422
+    assert "cool" in bad.json()["error"]
 
 
-def test_a_model_is_checked_and_described(name, capsys):
+def test_it_is_checked_and_described(name, capsys):
     checks = printed(capsys, "check", name.model, "--sampler", "native", "--sampler", configured(name))
     assert checks.strip().splitlines()[-1].endswith(" checks, 0 failed")
+    assert "restless" in checks
+    described = json.loads(printed(capsys, "samplers", name.sampler, "--json"))
+    assert [param["name"] for param in described[0]["parameters"]] == ["nfe", "warm", "cool"]
+    listed = [one["name"] for one in json.loads(printed(capsys, "samplers", "--json"))]
+    assert listed == [*BUILTIN] + (["annealed"] if name.sampler == "annealed" else [])
     about = json.loads(printed(capsys, "info", name.model, "--json"))
     assert (about["name"], about["vocab_size"], about["text"]) == ("bigram", 27, True)
 

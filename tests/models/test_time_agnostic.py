@@ -16,7 +16,7 @@ from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import WrappedDenoiser, gidd, sumi, time_agnostic
 from limpet.models.loading import load
-from model_cases import check, failed, features, parted, refused, tiktoken_like
+from model_cases import check, failed, features, refused, tiktoken_like
 from time_agnostic_transcription import gidd as gidd_transcribed
 from time_agnostic_transcription import sumi as sumi_transcribed
 
@@ -267,13 +267,6 @@ def test_a_recorded_trajectory_ends_in_the_sampled_tokens(folder, tmp_path):
     assert Trajectory.load(Path(record)).frames[-1].tokens.tolist() == expected.tolist()
 
 
-def test_the_backbone_at_some_positions_is_the_backbone(folder):
-    model = load(folder, device="cpu")
-    tokens, index = tokens_of(model), torch.tensor([0, 4, 12, 30])
-    some = features(model, tokens, 0.5, lambda: index).flatten(0, 1)[index]
-    assert torch.allclose(some, features(model, tokens, 0.5).flatten(0, 1)[index], atol=1e-6)
-
-
 # Files
 
 
@@ -292,11 +285,6 @@ def test_layers_are_compiled_once_and_are_the_layers(folder, clean, monkeypatch)
     compiled = features(model, tokens, 0.5, lambda: None, clean)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
-
-
-def test_parts_are_the_same_model(folder):
-    whole = load(folder, device="cpu")
-    assert load(parted(folder), device="cpu").digest == whole.digest
 
 
 def test_the_attributes_of_a_model(folder):

@@ -90,16 +90,6 @@ def test_a_view_is_the_exact_distribution_scanned_greedily():
         assert sorted(taken) == chosen[b].nonzero()[:, 0].tolist()
 
 
-def test_a_checkpoint_against_itself_differs_in_nothing():
-    model = mixture(2)
-    twin = mixture(2)
-    twin.name = "twin"
-    result = run_smoke(selection, model, twin)
-    assert {row.estimate.mean for row in result.find("Jaccard")} == {1.0}
-    assert {row.estimate.mean for row in result.find("argmax agreement")} == {100.0}
-    assert {row.estimate.mean for row in result.find("self accuracy, difference")} == {0.0}
-
-
 def test_an_exact_distribution_is_reliable():
     """Two sources' own denoisers are calibrated: each bin's accuracy is near its centre. Another source's is not."""
     own, other = mixture(4), mixture(5)

@@ -208,17 +208,3 @@ def test_a_model_without_a_known_distribution_needs_a_judge():
     for name in ("final-step", "values", "storage"):
         with pytest.raises(LimpetError, match="needs a judge"):
             resolve(studies.study(name, replace(SMOKE, distilled="mini", base="mini")), ModelCache("cpu"))
-
-
-def test_paper_preset_counts():
-    paper = preset("paper")
-    assert len(paper.seeds) == 4
-    sizes = {
-        name: {(cell.n, cell.sampler.nfe) for cell in studies.study(name, paper).sample_cells}
-        for name in ("final-step", "values", "storage")
-    }
-    assert sizes == {"final-step": {(16, 32)}, "values": {(64, 64)}, "storage": {(64, 64)}}
-    probe = studies.study("values", paper).cells[-1]
-    assert (probe.settings.n, probe.settings.nfe) == (64, 64)
-    assert {cell.sampler.top_p for cell in studies.study("final-step", paper).sample_cells} == {1.0, 0.9}
-    assert {cell.sampler.top_p for cell in studies.study("storage", paper).sample_cells} == {0.9}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from audit_cases import run_audit
 from limpet.generation import rollout
 from limpet.models import Denoiser, ModelInput
 from limpet.models.loading import load
-from limpet.paper.studies import temperature
 from limpet.paper.studies.hidden import HiddenSettings, beliefs_at, commit_events
 from limpet.paper.studies.temperature import TemperatureSettings, with_and_without
 from limpet.paper.studies.trajectories import audit_inputs, forward_states, predictions
@@ -75,17 +73,6 @@ def test_the_temperature_audit_reads_exact_leave_one_out_distributions(is_self_c
         open_ = ~step.committed
         wanted = torch.stack([exact(tokens, step.t)[open_] for tokens in (step.model_input, before.tokens)])
         assert torch.allclose(pairs, wanted, atol=1e-9)
-
-
-def test_the_temperature_audit_finds_what_it_finds_of_the_source_itself():
-    """A posterior model and its source draw the same trajectories, so the audit must find the same of both."""
-    of_source, of_posterior = (
-        {row.quantity: row.estimate.mean for row in run_audit(temperature, [model], settings).rows()}
-        for settings in [TemperatureSettings(n=2, nfe=16)]
-        for model in (WORDS, TimelessPosterior())
-    )
-    assert of_posterior == pytest.approx(of_source, rel=1e-6)
-    assert of_source["top-rank change"] > 0
 
 
 def test_forward_states_are_read_leave_one_out():

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from audit_cases import run_audit, run_smoke
+from audit_cases import run_audit
 from limpet.evaluation.statistics import mean_se
 from limpet.experiments import Results, report
 from limpet.generation import rollout
-from limpet.models.exact import Markov, Mixture, forward_path
+from limpet.models.exact import Markov
 from limpet.models.loading import load
 from limpet.paper import studies
 from limpet.paper.studies import revision
@@ -39,17 +39,6 @@ def forward():
     clean = WORDS.draw(6, 3)
     states = forward_states(clean, STORING.times[::-1], WORDS, 3)[::-1]
     return clean, states, record_all(STORING, WORDS, revision_inputs(WORDS, clean, 3), states)
-
-
-def test_states_are_the_texts_own_forward_states():
-    clean = WORDS.draw(4, 1)
-    signals = [float(WORDS.schedule.signal(t)) for t in STORING.times[::-1]]
-    wanted = forward_path(clean, signals, WORDS.vocab_size, 9)[::-1]
-    found = forward_states(clean, STORING.times[::-1], WORDS, 9)[::-1]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    agree = [float((state == clean).double().mean()) for state in found]
-    assert agree[0] < 0.1
-    assert agree[-1] > 0.99
 
 
 def test_calls_see_the_state_with_committed_tokens_written_in(forward):
@@ -150,13 +139,6 @@ def test_sampled_trajectories_are_the_samplers_own():
         assert torch.equal(one.after, step.state.memory.committed_values)
 
 
-def test_a_source_of_one_word_has_nothing_to_revise():
-    one = Mixture(torch.ones(1), torch.eye(4, dtype=torch.float64)[None, [0, 1, 2, 3, 2, 1]], name="one word")
-    result = run_audit(revision, [one], RevisionSettings(n=3, nfe=8), (1, 2))
-    for quantity in ("wrong when stored", "wrong at the end", "contradicted", "spoiled overall", SAMPLED[2]):
-        assert {row.estimate.mean for row in result.find(quantity)} == {0.0}
-
-
 def test_two_positions_that_must_agree_change_places_when_refreshed():
     """The smallest example of docs/theory.md, as an audit. All at once, the next call contradicts every change. Mend
     changes one of the two; it may revise a token beside one that the same call commits, and then once more."""
@@ -173,13 +155,6 @@ def test_the_truth_is_held_out_text_for_a_checkpoint():
     fixed = revision_inputs(model, clean, 1).fixed
     assert (fixed[:, 1:-1] < 0).all()
     assert torch.equal(fixed[:, [0, -1]], clean[:, [0, -1]])
-
-
-def test_a_figure_shows_every_model():
-    result = run_smoke(revision, WORDS)
-    (figure,) = result.study.build_report(result).figures
-    assert [panel.title for panel in figure.panels] == ["exact:words"]
-    assert [line.name for line in figure.panels[0].series] == list(SAMPLERS)
 
 
 # What the page on audits says of the committed reports

@@ -102,7 +102,7 @@ def check(one: Sampler, other: Sampler) -> None:
 
 
 @every_parameter
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_samplers_that_differ_in_one_parameter(kind: type[Sampler], name: str, data: st.DataObject) -> None:
     one = data.draw(samplers_of(kind))

@@ -4,7 +4,9 @@ import asyncio
 import heapq
 import itertools
 import socket
+import statistics
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -265,22 +267,40 @@ def test_a_client_that_goes_in_the_middle_of_its_body_makes_no_noise(client, cap
     assert not caplog.records
 
 
-def test_one_hundred_polite_clients_behind_one_proxy_are_all_served(client):
-    """Each has a connection of its own and comes again when it is told to. No connection is reset."""
+def waits_behind_a_proxy(client, haste, calls):
+    """Seconds until each of 100 clients has its sample.
+
+    Each has a connection of its own and comes again when it is told to. No connection is reset."""
 
     async def polite(i):
-        headers, body = {"X-Forwarded-For": f"9.9.9.9, 10.0.0.{i}"}, {**FEW, "seed": i}
+        headers = {"X-Forwarded-For": f"9.9.9.9, 10.0.0.{i}"}
+        body = {"sampler": {"sampler": "native", "nfe": calls}, "score": False, "seed": i}
+        began = time.monotonic()
         async with httpx.AsyncClient(base_url=client.base_url, timeout=GUARD, headers=headers) as one:
             while (answer := await one.post("/api/sample", json=body)).status_code == 503:
-                await asyncio.sleep(int(answer.headers["Retry-After"]) / 20)
-            return answer.json()["samples"][0]["seed"]
+                await asyncio.sleep(int(answer.headers["Retry-After"]) / haste)
+            assert answer.json()["samples"][0]["seed"] == i
+            return time.monotonic() - began
 
     async def crowd():
         async with asyncio.timeout(GUARD):
             return await asyncio.gather(*(polite(i) for i in range(100)))
 
-    assert asyncio.run(crowd()) == list(range(100))
+    waits = asyncio.run(crowd())
     wait_for(lambda: not client.queue.jobs, "the end of the last request")
+    return waits
+
+
+def test_one_hundred_polite_clients_behind_one_proxy_are_all_served(client):
+    assert len(waits_behind_a_proxy(client, haste=20, calls=2)) == 100
+
+
+@pytest.mark.long
+def test_no_polite_client_behind_a_proxy_waits_four_times_as_long_as_the_median(client):
+    waits = waits_behind_a_proxy(client, haste=1, calls=60)
+    longest, median = max(waits), statistics.median(waits)
+    print(f"the longest wait {longest:.1f} s, the median {median:.1f} s, ratio {longest / median:.2f}")
+    assert longest <= 4 * median
 
 
 def test_a_client_that_is_no_trusted_proxy_is_counted_by_its_own_address():

@@ -10,27 +10,7 @@ from limpet.evaluation.scores import Measure, Scores, evaluate, features
 from limpet.evaluation.statistics import Estimate
 
 __all__ = [
-    "METRICS",
-    "Checker",
-    "Comparison",
-    "Estimate",
-    "Judge",
-    "JudgeScores",
-    "Measure",
-    "SampleSet",
-    "SamplerScores",
-    "ScoreCache",
-    "Scores",
-    "compare",
-    "control_sets",
-    "convention_for",
-    "evaluate",
-    "features",
-    "find_checker",
-    "heldout_text",
-    "judge_for",
-    "load_judge",
-    "reference_set",
-    "source_judge",
-    "text_pieces",
-]
+    "METRICS", "Checker", "Comparison", "Estimate", "Judge", "JudgeScores", "Measure", "SampleSet", "SamplerScores",
+    "ScoreCache", "Scores", "compare", "control_sets", "convention_for", "evaluate", "features", "find_checker",
+    "heldout_text", "judge_for", "load_judge", "reference_set", "source_judge", "text_pieces",
+]  # fmt: skip

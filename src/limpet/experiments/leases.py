@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable
 
 from limpet.errors import LimpetError
-from limpet.experiments.store import DamagedUnitError, Store, is_dead, runner_id
+from limpet.experiments.store import Store, is_dead, runner_id
 
 RENEWAL = 5.0  # seconds between two changes of a lease that is held
 EXPIRY = 60.0  # seconds without a change after which a lease is taken over
@@ -109,5 +109,5 @@ class Leases:
     def _read(self, path: str) -> bytes | None:
         try:
             return self.store.content(path)
-        except (DamagedUnitError, LimpetError):  # not a file, which overwriting moves aside
+        except LimpetError:  # it cannot be read now
             return b""

@@ -113,7 +113,8 @@ def _call_factory(name: str, factory: Any, folder: Path | None, options: dict[st
             'precision="float32"), and what else you give it'
         ) from error
     try:
-        model = factory(folder, **options)
+        with registry.prints_aside():
+            model = factory(folder, **options)
     except LimpetError:
         raise
     except Exception as error:

@@ -37,11 +37,15 @@ def run(
 
     Args:
         name: one statement (default: all)
-        figures: a folder to draw the figure of each statement into, as NAME.png
+        figures: a folder to draw figures into, as NAME.png; closed-loop, closed-loop-exact and closed-loop-interleave
+            have one
     """
     if name is not None and name not in STATEMENTS:
         raise unknown_name("there is no statement", name, STATEMENTS)
     if figures is not None:
+        if name is not None and STATEMENTS[name].panels is None:
+            having = [key for key, statement in STATEMENTS.items() if statement.panels is not None]
+            raise LimpetError(f"{name} has no figure; {', '.join(having)} have one")
         _create_folder(figures)
     chosen = list(STATEMENTS) if name is None else [name]
     rows: dict[str, list[Check]] = {}
@@ -51,9 +55,9 @@ def run(
         for key in chosen:
             update(description=key)
             rows[key] = STATEMENTS[key].checks()
-            if figures is not None:
+            statement = STATEMENTS[key]
+            if figures is not None and statement.panels is not None:
                 drawn[key] = str(figures / f"{key}.png")
-                statement = STATEMENTS[key]
                 figure = Figure(key, "", tuple(statement.panels()), statement.caption)
                 write_file(drawn[key], draw(figure)["png"])
             update(advance=1)

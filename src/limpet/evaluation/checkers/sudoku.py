@@ -42,85 +42,63 @@ def wrong_units(boards: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     return wrong
 
 
-def is_solved(boards: np.ndarray, puzzles: np.ndarray) -> np.ndarray:
-    """Whether boards are valid and keep every clue of their puzzles: two (n, 81) -> (n,) bool."""
-    boards, puzzles = (np.asarray(cells, dtype=np.int64).reshape(-1, CELLS) for cells in (boards, puzzles))
-    keeps_clues: np.ndarray = ((puzzles == 0) | (boards == puzzles)).all(1)
-    solved: np.ndarray = is_valid(boards) & keeps_clues
-    return solved
-
-
 # The solver
-
-
-class _Search:
-    """Backtracking over the blank cell with the fewest candidates, which are kept as bits of rows, columns, boxes."""
-
-    def __init__(self, puzzle: Sequence[int], limit: int, rng: random.Random | None) -> None:
-        self.board, self.limit, self.rng = [int(digit) for digit in puzzle], limit, rng
-        self.rows, self.columns, self.boxes = [DIGITS] * 9, [DIGITS] * 9, [DIGITS] * 9
-        self.found: list[list[int]] = []
-        self.blanks = [cell for cell, digit in enumerate(self.board) if digit == 0]
-        self.is_consistent = all(self._place(cell, digit) for cell, digit in enumerate(self.board) if digit)
-
-    def _place(self, cell: int, digit: int) -> bool:
-        bit, row, column, box = 1 << digit, ROW[cell], COLUMN[cell], BOX[cell]
-        if not self.rows[row] & self.columns[column] & self.boxes[box] & bit:
-            return False
-        self.board[cell] = digit
-        self.rows[row] ^= bit
-        self.columns[column] ^= bit
-        self.boxes[box] ^= bit
-        return True
-
-    def _remove(self, cell: int, digit: int) -> None:
-        bit = 1 << digit
-        self.board[cell] = 0
-        self.rows[ROW[cell]] ^= bit
-        self.columns[COLUMN[cell]] ^= bit
-        self.boxes[BOX[cell]] ^= bit
-
-    def run(self) -> list[list[int]]:
-        """The solutions, at most `limit` of them."""
-        if self.is_consistent:
-            self._descend()
-        return self.found
-
-    def _descend(self) -> None:
-        if not self.blanks:
-            self.found.append(self.board.copy())
-            return
-        fewest, chosen, candidates = 10, 0, 0
-        for place, cell in enumerate(self.blanks):
-            bits = self.rows[ROW[cell]] & self.columns[COLUMN[cell]] & self.boxes[BOX[cell]]
-            if COUNTS[bits] < fewest:
-                fewest, chosen, candidates = COUNTS[bits], place, bits
-                if fewest <= 1:
-                    break
-        digits = [digit for digit in range(1, 10) if candidates >> digit & 1]
-        if self.rng is not None:
-            self.rng.shuffle(digits)
-        cell = self.blanks[chosen]
-        self.blanks[chosen] = self.blanks[-1]
-        self.blanks.pop()
-        for digit in digits:
-            self._place(cell, digit)
-            self._descend()
-            self._remove(cell, digit)
-            if len(self.found) >= self.limit:
-                break
-        self.blanks.append(cell)
-        self.blanks[chosen], self.blanks[-1] = self.blanks[-1], self.blanks[chosen]
 
 
 def solutions(puzzle: Sequence[int], limit: int = 2, rng: random.Random | None = None) -> list[list[int]]:
     """The solutions of a puzzle of 81 numbers, at most `limit` of them; none if its clues clash.
 
-    Two are enough to know that a solution is not the only one. `rng` shuffles the order in which digits are tried."""
+    Two are enough to know that a solution is not the only one. `rng` shuffles the order in which digits are tried.
+    Backtracking goes over the blank cell with the fewest candidates, which are kept as bits of rows, columns, boxes."""
     if len(puzzle) != CELLS or not all(0 <= digit <= 9 for digit in puzzle):
         raise LimpetError(f"a puzzle is 81 numbers from 0 (blank) to 9, not {len(puzzle)} of {min(puzzle, default=0)} "
                           f"to {max(puzzle, default=0)}")  # fmt: skip
-    return _Search(puzzle, limit, rng).run()
+    board, found = [int(digit) for digit in puzzle], list[list[int]]()
+    rows, columns, boxes = [DIGITS] * 9, [DIGITS] * 9, [DIGITS] * 9
+    blanks = [cell for cell, digit in enumerate(board) if digit == 0]
+
+    def candidates(cell: int) -> int:
+        return rows[ROW[cell]] & columns[COLUMN[cell]] & boxes[BOX[cell]]
+
+    def toggle(cell: int, digit: int) -> None:
+        """Use a digit up in the three houses of a cell, or give it back."""
+        rows[ROW[cell]] ^= 1 << digit
+        columns[COLUMN[cell]] ^= 1 << digit
+        boxes[BOX[cell]] ^= 1 << digit
+
+    def descend() -> None:
+        if not blanks:
+            found.append(board.copy())
+            return
+        fewest, chosen = 10, 0
+        for place, cell in enumerate(blanks):
+            if (count := COUNTS[candidates(cell)]) < fewest:
+                fewest, chosen = count, place
+                if fewest <= 1:
+                    break
+        cell = blanks[chosen]
+        blanks[chosen] = blanks[-1]
+        blanks.pop()
+        digits = [digit for digit in range(1, 10) if candidates(cell) >> digit & 1]
+        if rng is not None:
+            rng.shuffle(digits)
+        for digit in digits:
+            board[cell] = digit
+            toggle(cell, digit)
+            descend()
+            toggle(cell, digit)
+            if len(found) >= limit:
+                break
+        blanks.append(cell)
+        blanks[chosen], blanks[-1] = blanks[-1], blanks[chosen]
+
+    for cell, digit in enumerate(board):
+        if digit and not candidates(cell) >> digit & 1:
+            return []
+        if digit:
+            toggle(cell, digit)
+    descend()
+    return found
 
 
 # Boards and puzzles
@@ -157,13 +135,6 @@ def random_symmetries(boards: Tensor, generator: torch.Generator | None = None) 
     flat = boards.long().view(count, -1, CELLS)
     moved = flat.gather(2, cells[:, None].expand_as(flat))
     return digits[:, None].expand(-1, flat.shape[1], -1).gather(2, moved).view(boards.shape).to(boards.dtype)
-
-
-def random_boards(count: int, seed: int, base_count: int = 2000) -> np.ndarray:
-    """Random valid boards, as (count, 81) uint8: base boards chosen at random, each under a random symmetry."""
-    generator = torch.Generator().manual_seed(seed)
-    bases = torch.from_numpy(base_boards(min(base_count, count), seed))
-    return random_symmetries(bases[torch.randint(len(bases), (count,), generator=generator)], generator).numpy()
 
 
 def random_puzzles(count: int, clues: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

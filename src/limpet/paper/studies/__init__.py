@@ -11,10 +11,9 @@ from typing import Any
 from limpet.errors import LimpetError
 from limpet.experiments import Cell, Claim, Figure, Probe, ReportContent, Results, Study
 from limpet.paper.studies import audits
-from limpet.paper.studies.presets import PRESETS, Preset, preset, read_toml
+from limpet.paper.studies.presets import PRESETS, TEXTS, Preset, preset
 from limpet.paper.studies.published import NOT_IN_PAPER, PaperResults
 
-TEXTS = read_toml("studies.toml")
 STUDIES = {name: texts["about"] for name, texts in TEXTS.items()}
 AUDITS = {name: texts["about"] for name, texts in audits.FILE.content.items()}  # they have presets of their own
 PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # functions that a study's module may have
@@ -50,7 +49,7 @@ def study(name: str, size: Any) -> Study:
         return ReportContent(
             tables=tuple(parts.get("tables", ())),
             figures=(Figure(name, caption, panels, columns=texts.get("columns", 3)),) if panels else (),
-            contrasts=tuple(parts.get("contrasts", ())),
+            contrasts=(*parts.get("contrasts", ()), *paper_results.defined_contrasts()),
             claims=tuple(_claims(paper_results, parts.get("claims", {}))),
             scatters=tuple(parts.get("scatters", ())),
         )
@@ -113,16 +112,6 @@ def with_length(one: Study, length: int) -> Study:
 
 
 __all__ = [
-    "AUDITS",
-    "NOT_IN_PAPER",
-    "PRESETS",
-    "STUDIES",
-    "TEXTS",
-    "Preset",
-    "all_studies",
-    "audit_presets",
-    "module_of",
-    "preset",
-    "study",
-    "with_length",
-]
+    "AUDITS", "NOT_IN_PAPER", "PRESETS", "STUDIES", "TEXTS", "Preset", "all_studies", "audit_presets", "module_of",
+    "preset", "study", "with_length",
+]  # fmt: skip

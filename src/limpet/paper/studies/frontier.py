@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Cell, Contrast, Finding, Panel, Table, above, below
+from limpet.experiments import Cell, Panel, Table
 from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import Claims, PaperResults, published
+from limpet.paper.studies.published import PaperResults
 
 BUDGETS = (0.125, 0.25, 0.5, 1.0)  # of the length: the paper's 128, 256, 512 and 1024
-MATCHABLE = {"distilled": BUDGETS, "base": BUDGETS[1:]}  # those with an entropy on the model's curve, as in the paper
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
 
 
@@ -23,14 +21,6 @@ def sweep(preset: Preset, role: str) -> tuple[Cell, ...]:
         first = preset.base_frontier_first if role == "base" and p != 0.95 else 0
         cells.append(Cell(f"{role}/p/{p}", model, native.replace(top_p=p), preset.fine_n, first=first))
     return *cells, *(Cell(f"{role}/D/{d}", model, preset.crs.replace(budget=d), preset.fine_n) for d in BUDGETS)
-
-
-def difference_at_equal(
-    results: PaperResults, preset: Preset, cell: str, on: str = "entropy", measure: str = "nll"
-) -> Estimate:
-    """A cell minus its model's global top-p at equal diversity, on the part of the curve that does not fold."""
-    role = cell.partition("/")[0]
-    return results.matched(cell, [f"{role}/p/{p}" for p in preset.curve_top_ps[role]], on, measure)
 
 
 def cells(preset: Preset) -> Iterable[Cell]:
@@ -62,30 +52,3 @@ def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:
             cells = [f"distilled/warmup/{f}" for f in WARMUPS]
             lines.append(results.series("CRS warmup", cells, "entropy", joined=False, open=True))
         yield Panel(preset.captions[role], "unigram entropy, nats", "GenPPL (lower is better)", lines, log_y=True)
-
-
-def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
-    for role, model in preset.captions.items():
-        for cell, d in ((f"{role}/D/{d}", d) for d in MATCHABLE[role]):
-            paper = results.paper_text(f"{cell} at equal entropy", "nll")
-            name = f"delta NLL of CRS D={d:g}L against top-p at equal entropy, {model}"
-            yield Contrast(name, difference_at_equal(results, preset, cell), paper)
-
-
-def claims(results: PaperResults, preset: Preset) -> Claims:
-    def lower(cell: str, what: str) -> Finding:
-        paper = published("nll", f"{cell} at equal entropy")
-        name = f"delta NLL against top-p at equal entropy, {what}"
-        return below(name, difference_at_equal(results, preset, cell), paper=paper)
-
-    def budgets(role: str, values: Iterable[float]) -> list[Finding]:
-        return [lower(f"{role}/D/{d}", f"D={d:g}L") for d in values]
-
-    rep_4 = difference_at_equal(results, preset, "distilled/D/0.5", measure="rep-4")
-    return {
-        "distilled": budgets("distilled", [0.5]),
-        "budgets": budgets("distilled", [d for d in BUDGETS if d != 0.5]),
-        "base": budgets("base", MATCHABLE["base"]),
-        "warmups": [lower(f"distilled/warmup/{f}", f"warmup {f:g}") for f in WARMUPS],
-        "repetition": [above("Rep-4 of CRS D=0.5L minus top-p at equal entropy", rep_4)],
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Entry, Finding, Results, Series, Table, claims, estimate_series, format_estimate
-from limpet.paper.studies.presets import read_toml
+from limpet.experiments import (
+    Contrast,
+    Entry,
+    Finding,
+    Results,
+    Series,
+    Table,
+    claims,
+    estimate_series,
+    format_estimate,
+)
+from limpet.paper.studies.presets import combinations, read_toml
 
 METRIC_CAPTIONS = {
     "ppl": "GenPPL",
@@ -152,30 +162,61 @@ class PaperResults(Results):
         notes = tuple(f"({self(cell, note).mean:.2f})" for cell in cells)
         return self.series(name, cells, x, y, notes=notes)
 
-    def finding(self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", **bound: float) -> Finding:
-        """A finding about a difference of cells, with the paper's value."""
-        paper = published(self.paper_measure(measure), *cells)
-        return make(name, self.contrast(*cells, measure=measure), paper=paper, **bound)
+    def at_equal(self, cell: str, on: str = "entropy", measure: str = "nll") -> Estimate:
+        """A cell minus its model's global top-p at equal diversity, on the part of the curve that does not fold."""
+        role = cell.partition("/")[0]
+        return self.matched(cell, [f"{role}/p/{p}" for p in self.preset.curve_top_ps[role]], on, measure)
+
+    def finding(
+        self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", on: str = "", **bound: float
+    ) -> Finding:
+        """A finding about a difference of cells, or about a cell against global top-p at equal `on`, with the paper's
+        value.
+
+        measure: "nll:2" is under the second judge, which may be missing here."""
+        if on:
+            estimate, cells = self.at_equal(cells[0], on, measure), (f"{cells[0]} at equal {on}",)
+        elif measure != "nll:2":
+            estimate, measure = self.contrast(*cells, measure=measure), self.paper_measure(measure)
+        elif len(self.judges) > 1:
+            name, estimate = f"{name} ({self.judges[1]})", self.contrast(*cells, measure=f"nll:{self.judges[1]}")
+        else:
+            name, estimate = f"{name} (second judge)", self.missing("one judge here")
+        return make(name, estimate, paper=published(measure, *cells), **bound)
 
     def missing(self, reason: str) -> Estimate:
         """An estimate without a value in any seed, and why."""
         count = len(self.study.seeds)
         return Estimate(np.full(count, math.nan), (reason,) * count)
 
+    def expanded(self, rule: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+        """The name and the cells of a rule of the study's texts, at every combination of its `each`."""
+        for fields in combinations(rule, self.preset):
+            name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
+            yield name, cells
+
     def defined_findings(self, claim: Mapping[str, Any]) -> list[Finding]:
-        """The findings that the study's texts define for a claim: every rule, at every combination of its `each`."""
+        """The findings that the study's texts define for a claim."""
         found = []
         for rule in claim.get("findings", ()):
-            each = {
-                name: getattr(self.preset, values) if isinstance(values, str) else values
-                for name, values in rule.get("each", {}).items()
-            }
-            options = {name: rule[name] for name in ("measure", "bound") if name in rule}
-            for values in product(*each.values()):
-                fields = {"preset": self.preset, **dict(zip(each, values, strict=True))}
-                name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
-                found.append(self.finding(SIDES[rule["side"]], name, *cells, **options))
+            options = {name: rule[name] for name in ("measure", "bound", "on") if name in rule}
+            found += [self.finding(SIDES[rule["side"]], name, *cells, **options) for name, cells in self.expanded(rule)]
         return found
+
+    def defined_contrasts(self) -> Iterator[Contrast]:
+        """The contrasts of NLL that the study's texts define, under the first judge or under one after the other."""
+        rules, by_judge = self.study_texts.get("contrasts", ()), self.study_texts.get("contrasts_by_judge", False)
+        judges = {f"nll:{judge}": f" ({judge})" for judge in self.judges} if by_judge else {"nll": ""}
+        for (measure, suffix), rule in product(judges.items(), rules):
+            for name, cells in self.expanded(rule):
+                if on := rule.get("on", ""):
+                    row, estimate = f"{cells[0]} at equal {on}", self.at_equal(cells[0], on)
+                else:
+                    row, estimate = row_name(*cells), self.contrast(*cells, measure=measure)
+                paper = self.paper_text(row, measure) if rule.get("paper") == "printed" else ""
+                if rule.get("paper") == "derived" and (value := published("nll", *cells)):
+                    paper = f"{value.mean:+.3f}"
+                yield Contrast(name + suffix, estimate, paper)
 
 
 def ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from limpet.experiments import Cell, Contrast, Entry, Probe, ProbeValue, Table, format_estimate, format_signed
+from limpet.experiments import Cell, Entry, Probe, ProbeValue, Table, format_estimate, format_signed
 from limpet.generation import Inputs, rollout
 from limpet.models import Denoiser
 from limpet.paper.studies.audits import cost, estimate_of, percent
-from limpet.paper.studies.presets import Preset
-from limpet.paper.studies.published import PaperResults, published
+from limpet.paper.studies.presets import Preset, defined_cells
+from limpet.paper.studies.published import PaperResults
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
 from limpet.samplers import CRS, State
 
@@ -25,13 +25,10 @@ REFRESHED = {  # the last two are not in the paper: they separate revising token
 CHANGES = ("tokens replaced", "tokens reverted")
 
 
-def cells(preset: Preset) -> Iterator[Cell | Probe]:
-    yield Cell("native", preset.distilled, preset.native, preset.n)
-    yield Cell("argmax", preset.distilled, preset.crs, preset.n)
-    for values in list({**VALUES, **REFRESHED})[1:]:
-        yield Cell(values, preset.distilled, preset.crs.replace(values=values), preset.n, replay="argmax")
+def cells(preset: Preset) -> list[Cell | Probe]:
     settings = AuditSettings(n=preset.n, nfe=preset.nfe)
-    yield Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
+    changes = Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
+    return [*defined_cells("values")(preset), changes]
 
 
 class ChangeCounts(NamedTuple):
@@ -85,10 +82,3 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
     rows = {**VALUES, "native": "none (native)"}
     yield results.measure_table("values", [{values: (name,) for values, name in rows.items()}])
     yield results.table("values-refreshed", [[refreshed(*row) for row in REFRESHED.items()]])
-
-
-def contrasts(results: PaperResults, preset: Preset) -> Iterator[Contrast]:
-    for values in list(VALUES)[1:]:
-        paper = published("nll", values, "argmax")
-        text = f"{paper.mean:+.3f}" if paper else ""
-        yield Contrast(f"NLL of {VALUES[values]} minus argmax", results.contrast(values, "argmax"), text)

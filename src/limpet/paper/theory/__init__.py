@@ -1,6 +1,7 @@
 """The paper's statements as code that runs: each module evaluates one where every distribution is known.
 
-A module has `checks()`, the rows of its table, and `panels()`, the panels of its figure. theory.toml has the titles."""
+A module has `checks()`, the rows of its table, and perhaps `panels()`, the panels of a figure. theory.toml has the
+titles."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ class Statement(NamedTuple):
 
     summary: str
     where: str  # in the paper
-    caption: str  # of the figure
     checks: Callable[[], list[Check]]
-    panels: Callable[[], Iterable[Panel]]
+    panels: Callable[[], Iterable[Panel]] | None  # of its figure, if it has one
+    caption: str = ""  # of the figure
 
 
 STATEMENTS: dict[str, Statement] = {}
 for _name, _texts in tomllib.loads(Path(__file__).with_name("theory.toml").read_text("utf-8")).items():
     _module = importlib.import_module(f"{__name__}.{_name.replace('-', '_')}")
-    STATEMENTS[_name] = Statement(**_texts, checks=_module.checks, panels=_module.panels)
+    STATEMENTS[_name] = Statement(**_texts, checks=_module.checks, panels=getattr(_module, "panels", None))

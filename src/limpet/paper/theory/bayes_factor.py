@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from limpet.experiments import Panel
 from limpet.models.exact import Mixture
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, random_distributions, random_numbers
 
 NOISES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
@@ -62,12 +61,3 @@ def checks() -> list[Check]:
         check_slope(name, favoured, other, noise, 5),
         check_denoiser(f"{RANDOM:,} random mixtures, K=2, L=2, V=3, noise 0.4", weights, distributions, 0.4),
     ]
-
-
-def panels() -> Iterator[Panel]:
-    noises = torch.linspace(0, 1, 200, dtype=torch.float64)
-    masses = torch.tensor([[0.9, 0.01], [0.9, 0.3], [0.3, 0.01]], dtype=torch.float64)
-    lines = [
-        line(f"masses {more:g} and {less:g}", noises, bayes_factor(more, less, noises, 64)) for more, less in masses
-    ]
-    yield Panel("", "noise", "Bayes factor, V=64", lines, axes={"yscale": "log"})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check
@@ -50,19 +47,3 @@ def checks() -> list[Check]:
     for seed, final_step in enumerate(FINAL_STEPS, 110):
         rows += exact.check_samples(latent(), "Mend", mend(latent(), 8, final_step), seed)
     return rows
-
-
-def panels() -> Iterator[Panel]:
-    places, ticks = range(len(exact.CALLS)), {"xticks": range(len(exact.CALLS)), "xticklabels": exact.CALLS}
-    for title, source in (("three modes", latent()), ("Markov chain", chain(4))):
-        sweeps = {
-            (name, f"C{color}.-"): [samplers(source, nfe, "keep")[name] for nfe in exact.CALLS]
-            for color, name in enumerate(("native", "CRS", "Mend"))
-        }
-        yield from exact.panels_along(source, title, "network calls", places, sweeps, "tv", "nll", **ticks)
-        curves: dict[tuple[str, str], list[Native]] = {
-            (name, style): [samplers(source, 16, "keep", deficit)[name] for deficit in DEFICITS]
-            for name, style in (("CRS", "C1.-"), ("Mend", "C2.-"))
-        }
-        curves["top-p", "C0.-"] = exact.top_p_curve(Native(nfe=16, final_step="sample"))
-        yield exact.panel_by_entropy(source, f"{title}, 16 calls", curves, with_data=False)

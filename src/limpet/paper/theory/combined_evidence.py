@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from limpet.experiments import Panel
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, divergence, product, random_distributions
 from limpet.paper.theory.shared_modes import mixture, spread_bound
 
@@ -126,18 +123,3 @@ def checks() -> list[Check]:
     shape = "V=2, d=3, n=3, H=2"
     rows = check(f"{RANDOM:,} random problems, K=4, {shape}", random_evidence(RANDOM, 4, seed=30))
     return rows + check(f"{RANDOM:,} random problems, K=2, {shape}", random_evidence(RANDOM, 2, seed=40))
-
-
-def panels() -> Iterator[Panel]:
-    evidence = random_evidence(RANDOM, 4, seed=30)
-    mode, future = observe(joint(evidence), evidence)
-    total, prior = torch.stack(ratios(evidence)).sum(0), prior_odds(evidence)
-    odds = line("a problem", prior * (-total).exp(), mode[:, 1:].sum(-1) / mode[:, 0], ".")
-    bound = 2 * spread_bound(error_bound(prior, total).clamp(max=0.75), 4)
-    reach, most = (1e-8, 1e8), (0, 2 * math.log(4))
-    axes = {"xscale": "log", "yscale": "log", "xlim": reach, "ylim": reach}
-    lines, what = [odds, line("equality", reach, reach, "k:")], "posterior odds against the mode"
-    yield Panel("", "bound: prior odds x e^-(S + T)", what, lines, axes=axes)
-    lines = [line("a problem", bound, gap(future, 2), "."), line("equality", most, most, "k:")]
-    what = "KL(mixture || product), nats"
-    yield Panel("", f"bound on {what}", what, lines)

@@ -11,17 +11,15 @@ which at s = 1 is the gain that `Mend` ranks by. docs/theory.md has the whole pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from limpet.diffusion.selection import select
-from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, describe, length_of, random_distributions, tiny, truth
 from limpet.paper.theory.selection_risk import evidence
 
@@ -239,17 +237,3 @@ def checks() -> list[Check]:
         far, near = interaction(source, 0.6, 3), interaction(source, 0.6, 1)
         rows.append(Check("what two revisions add, nats: 3 apart ~ neighbours", name, far, "~", near))
     return rows
-
-
-def panels() -> Iterator[Panel]:
-    for title, source in {"Markov chain, V=3, L=7": problems.chain(7), "mixture, V=3, L=5": tiny()[1]}.items():
-        distances, lines = range(1, source.length), []
-        for noise in (0.0, 0.2, 0.4, 0.6):
-            added = [interaction(source, 1 - noise, distance) for distance in distances]
-            lines.append(line(f"noise {noise:g}", distances, added, ".-"))
-        yield Panel(title, "distance of two tokens", "added to the sum of gains, nats", lines)
-    noises = torch.linspace(0, 0.9, 10).tolist()
-    lines = [
-        line(describe(one), noises, [falling_share(one, 1 - noise) for noise in noises], ".-") for one in tiny()[1:]
-    ]
-    yield Panel("one token at a time", "noise of the prediction", "share that lowers the data distribution", lines)

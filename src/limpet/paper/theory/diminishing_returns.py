@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from limpet.experiments import Panel
 from limpet.paper.theory import combined_evidence as combined
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, random_numbers
 
 
@@ -59,12 +56,3 @@ def checks() -> list[Check]:
     rows = check(f"{RANDOM:,} random (a, S, T, delta)", *random_problems(RANDOM, seed=50))
     two_modes = combined.random_evidence(RANDOM, 2, seed=51)
     return [*rows, check_observation(f"{RANDOM:,} random problems, K=2, V=2, d=3, n=3, H=2", two_modes)]
-
-
-def panels() -> Iterator[Panel]:
-    totals, zero, one = torch.linspace(-2, 10, 200, dtype=torch.float64), torch.zeros(()), torch.ones(())
-    lines = []
-    for share in (0.5, 0.2, 0.05):
-        odds = torch.tensor((1 - share) / share, dtype=torch.float64)
-        lines.append(line(f"prior of the mode {share:g}", totals, gain(odds, totals, zero, one)))
-    yield Panel("", "evidence so far, S + T, nats", "gain of one more nat, nats", lines)

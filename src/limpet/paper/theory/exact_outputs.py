@@ -133,13 +133,12 @@ def panels_along(
     return [Panel(title, x, TITLES[key], [*lines[key], level[key]], axes=axes) for key in keys]
 
 
-def panel_by_entropy(source: Source, title: str, curves: Sweeps, with_data: bool = True) -> Panel:
+def panel_by_entropy(source: Source, title: str, curves: Sweeps) -> Panel:
     """KL(output || data) against entropy, a line for each curve of samplers."""
     lines = []
     for (name, style), samplers in curves.items():
         points = sweep(source, samplers)
         lines.append(line(name, points["entropy"], points["kl"], style))
-    if with_data:
-        data, kls = measures_of(source, truth(source))["entropy"], [kl for one in lines for kl in one.y]
-        lines.append(line("data", [data] * 2, (min(kls), max(kls)), "g:"))
+    data, kls = measures_of(source, truth(source))["entropy"], [kl for one in lines for kl in one.y]
+    lines.append(line("data", [data] * 2, (min(kls), max(kls)), "g:"))
     return Panel(title, TITLES["entropy"], TITLES["kl"], lines, axes={"yscale": "log"})

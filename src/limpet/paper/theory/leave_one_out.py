@@ -3,17 +3,15 @@ others, and the conversion takes it back to that posterior."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from limpet.diffusion.process import forward_probs, posterior
-from limpet.experiments import Panel
 from limpet.models.exact import Source
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, describe, length_of, sequences, total_variation, truth
 
 NOISES = (0.1, 0.5, 0.9)
@@ -71,15 +69,3 @@ def checks() -> list[Check]:
         rows += check(f"{describe(source)}, noise {noise}", source, noise)
     joint, name = problems.random_distributions(RANDOM, 3**3, seed=80, zeros=0.3), "random distributions, V=3, L=3"
     return rows + [check_random(f"{RANDOM:,} {name}, noise {noise}", joint, 3, noise) for noise in NOISES]
-
-
-def panels() -> Iterator[Panel]:
-    noises = torch.linspace(0.02, 1, 25, dtype=torch.float64).tolist()
-
-    def distance(source: Source, noise: float) -> Tensor:
-        """Between the posterior of a state and its mean: what a position's own token adds to the others."""
-        state, after = posteriors(truth(source)[None], source.vocab_size, noise)
-        return (state * total_variation(after, average(state, after, source.vocab_size)).mean(-1)).sum()
-
-    lines = [line(describe(one), noises, [distance(one, noise) for noise in noises]) for one in problems.tiny()]
-    yield Panel("", "noise", "mean total variation", lines)

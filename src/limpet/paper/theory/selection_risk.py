@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion.process import forward_probs
-from limpet.evaluation import statistics
-from limpet.experiments import Panel, estimate_series
 from limpet.models.exact import Source, forward_path
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, compare_means, line, worst_case
+from limpet.paper.theory.checks import Check, compare_means, worst_case
 from limpet.paper.theory.problems import RANDOM, describe, length_of, product, random_distributions, truth
 
 NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0)
@@ -127,17 +125,3 @@ def checks() -> list[Check]:
         check(f"{RANDOM:,} random distributions of independent tokens", independent, 3, signals),
         *itertools.chain.from_iterable(check_large(source, signals[1:-1]) for source in problems.large()),
     ]
-
-
-def panels() -> Iterator[Panel]:
-    noises, levels = torch.linspace(0, 1, 41).tolist(), [0.98, *(1 - noise for noise in NOISES[1:-1])]
-    exact, sampled, what = [], [], "Bayes risk of the argmax token"
-    for source in problems.tiny():
-        joint = truth(source)[None]
-        means = [risks(joint, source.vocab_size, 1 - noise).mean() for noise in noises]
-        exact.append(line(describe(source), noises, means))
-    for source in problems.large():
-        estimates = [statistics.mean_se(row) for row in sampled_risks(source, levels, DRAWS // 4, seed=4)[0]]
-        sampled.append(estimate_series(describe(source), [1 - level for level in levels], estimates, style="-"))
-    yield Panel("exact", "noise", what, exact)
-    yield Panel("Monte Carlo, one standard error", "noise", what, sampled)

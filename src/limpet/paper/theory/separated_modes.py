@@ -6,15 +6,13 @@ Everywhere below, words are (B, K, L), and the true word is the first."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from limpet.diffusion import process
-from limpet.experiments import Panel
 from limpet.models.exact import codebook
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, probs_at, random_distributions, random_words, sequences
 
 DECODED = 50  # random codebooks that are decoded in every state
@@ -161,17 +159,3 @@ def checks() -> list[Check]:
         Check(claim, f"{DECODED} random codebooks, {name}", float(sum(one[claim] for one in exceptions)), "=", 0.0)
         for claim in exceptions[0]
     ]
-
-
-def panels() -> Iterator[Panel]:
-    for vocab_size, length, apart in ((2, 9, 9), (64, 128, 96)):
-        noises = torch.linspace(0.005, 1, 100, dtype=torch.float64)
-        rate, share = mismatch(noises, vocab_size), torch.tensor(apart / (2 * length), dtype=torch.float64)
-        claimed = rate < share
-        lines = [
-            line("exact", noises, [not_nearest_of_two(apart, vocab_size, float(noise)) for noise in noises]),
-            line("binomial tail", noises, tail(length, rate, torch.full_like(rate, apart / 2)), "--"),
-            line("Chernoff bound", noises[claimed], log_chernoff(length, rate, share).exp()[claimed], ":"),
-        ]
-        title, axes = f"two words, V={vocab_size}, L={length}, {apart} apart", {"yscale": "log", "ylim": (1e-12, 2)}
-        yield Panel(title, "noise", "P(true word is not the unique nearest)", lines, axes=axes)

@@ -6,15 +6,13 @@ Modes have prior weights (B, K). Given its mode, a sequence has independent toke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from limpet.experiments import Panel
 from limpet.models.exact import codebook
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, divergence, entropy, marginals, product, random_distributions
 
 
@@ -142,21 +140,3 @@ def checks() -> list[Check]:
         check_ratio(f"{RANDOM:,} random pairs of modes", weights[:, :2], context[:, :2]),
         *map(check_repetition, (1, 4, 16)),
     ]
-
-
-def panels() -> Iterator[Panel]:
-    words = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 4, 2)
-
-    def gap(second: Tensor, slip: float = 0.0) -> Tensor:
-        """KL(mixture || product) of two words of four tokens that slip, at weights of the second word."""
-        distributions = ((1 - slip) * words + slip / 2).expand(len(second), 2, 4, 2)
-        return mode_gap(torch.stack([1 - second, second], -1), distributions)
-
-    shares, counts = torch.linspace(0.001, 0.999, 200, dtype=torch.float64), torch.arange(9)
-    prior = [line(f"tokens slip {slip:g}", shares, gap(shares, slip)) for slip in (0.0, 0.1, 0.3)]
-    prior.append(line("(n - 1) Ent(w)", shares, 3 * entropy(torch.stack([1 - shares, shares], -1)), "k:"))
-    gaps = {agree: gap((counts * math.log(agree / (1 - agree))).neg().sigmoid()) for agree in (0.6, 0.8, 0.95)}
-    visible = [line(f"each token right with {agree:g}", counts, values, "o-") for agree, values in gaps.items()]
-    what = "KL(mixture || product), nats"
-    yield Panel("K=2, n=4", "prior weight of the second mode", what, prior)
-    yield Panel("two separate words, even prior", "visible tokens that agree", what, visible, axes={"yscale": "log"})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from limpet.diffusion.process import posterior
 from limpet.diffusion.truncation import nucleus, restrict
-from limpet.experiments import Panel
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, random_distributions, total_variation
 
 
@@ -53,16 +50,3 @@ def checks() -> list[Check]:
     name = f"{RANDOM:,} random distributions, V=12"
     random_sets = check(f"{name}, random sets", probs, kept, z, signal)
     return [random_sets, *(check_top_p(f"{name}, p={p}", probs, p, z, signal) for p in (0.5, 0.9, 0.99))]
-
-
-def panels() -> Iterator[Panel]:
-    probs, _, z, _ = random_steps(RANDOM, 12, seed=70)
-    noises = torch.linspace(0.01, 1, 40, dtype=torch.float64)
-
-    def distance(p: float, signal: Tensor) -> Tensor:
-        """Between top-p before the conversion and top-p after it."""
-        before, after = posterior(restrict(probs, p), z, signal), restrict(posterior(probs, z, signal), p)
-        return total_variation(before, after).mean()
-
-    lines = [line(f"p = {p:g}", noises, [distance(p, 1 - noise) for noise in noises]) for p in (0.5, 0.9, 0.99)]
-    yield Panel("", "noise", "mean total variation", lines)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from limpet.experiments import Panel
 from limpet.paper.theory import problems
-from limpet.paper.theory.checks import Check, line, worst_case
+from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, divergence, random_distributions, total_variation
 
 LARGEST = 1e4  # the largest inverse temperature that the fit considers
@@ -102,19 +99,3 @@ def checks() -> list[Check]:
         *check_convexity(f"{RANDOM:,} random pairs of distributions, V=8", probs, other, beta),
         worst_case("0 < residual of a visible token", where, zero, "<", residual),
     ]
-
-
-def panels() -> Iterator[Panel]:
-    pairs = zip(random_distributions(6, 8, seed=80), random_distributions(6, 8, seed=81), strict=True)
-    betas = torch.linspace(0, 4, 200, dtype=torch.float64)
-    fits = [
-        line(f"pair {i}", betas, divergence(mu, tempered(nu.expand(len(betas), -1), betas)))
-        for i, (nu, mu) in enumerate(pairs, 1)
-    ]
-    title, axes = "convex objectives of six random pairs", {"ylim": (0, 4)}
-    yield Panel(title, "inverse temperature beta", "KL(other || nu_beta), nats", fits, axes=axes)
-    noises = torch.linspace(0.02, 0.98, 49).tolist()
-    residuals = torch.stack([context_residual(noise) for noise in noises], 1)
-    lines = [line(f"position {i}", noises, values) for i, values in enumerate(residuals, 1)]
-    title = "one visible token, mixture, V=3, L=5"
-    yield Panel(title, "noise", "residual after the best temperature, nats", lines)
