@@ -16,6 +16,7 @@ import sys
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ import trajectory_picture
 from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT, saved
 from limpet.cli import main
 from limpet.cli.paper import reproduce
+from limpet.cli.parsing import with_config
 from limpet.models.model_files import BUILTIN_FOLDER, copy_builtin
 from limpet.paper.studies import hidden
 from limpet.recording import record
@@ -90,7 +92,8 @@ NOT_RUN = {  # pattern of a command -> why it does not run here
 
 
 @pytest.mark.parametrize("page", [page for page, commands in BY_PAGE.items() if commands])
-def test_every_command_can_be_read(page):
+def test_every_command_can_be_read(page, monkeypatch):
+    monkeypatch.chdir(ROOT)  # for the files of options that examples name
     for line in BY_PAGE[page]:
         if PROGRAM.match(line)[1] != "limpet":
             continue
@@ -100,7 +103,7 @@ def test_every_command_can_be_read(page):
         function = import_module(f"limpet.cli.{name}").run
         reader = functools.wraps(function)(lambda *args, **options: (args, options))
         try:
-            tyro.cli(reader, args=arguments)
+            tyro.cli(reader, args=with_config(arguments, get_type_hints(function, include_extras=True)))
         except SystemExit as error:
             raise AssertionError(f"{page}: {line}") from error
 
@@ -150,7 +153,7 @@ def save_files(page: Path) -> None:
 @pytest.fixture
 def checkout(here, request, monkeypatch):
     """A folder that looks like the repository's root to a command, with a small thing for every name of an example."""
-    for name in ("recipes", "src", "tools"):
+    for name in ("recipes", "src", "tools", "docker"):
         (here / name).symlink_to(ROOT / name)
     for name in ("docs", "benchmarks"):
         shutil.copytree(ROOT / name, here / name)
