@@ -39,16 +39,15 @@ class Measures(NamedTuple):
 
     sentences: int
     mean: float  # words of a sentence
-    longest: str
+    longest: int  # words
     passive: float  # share of sentences
     ease: float  # Flesch reading ease: 60 to 70 is plain English, below 30 is very difficult
+    too_long: tuple[str, ...]  # sentences of more than LONGEST words
 
     @property
     def problems(self) -> list[str]:
         """What is over a threshold."""
-        found = []
-        if (count := len(self.longest.split())) > LONGEST:
-            found.append(f"a sentence of {count} words (at most {LONGEST}): {self.longest}")
+        found = [f"a sentence of {len(one.split())} words (at most {LONGEST}): {one}" for one in self.too_long]
         if self.mean > MEAN:
             found.append(f"{self.mean:.1f} words in the mean sentence (at most {MEAN})")
         if self.passive > PASSIVE:
@@ -104,11 +103,12 @@ def measure(page: str) -> Measures:
     found = sentences(page)
     words = [word for sentence in found for word in sentence.split() if re.search(r"\w", word)]
     if not words:
-        return Measures(0, 0.0, "", 0.0, 100.0)
+        return Measures(0, 0.0, 0, 0.0, 100.0, ())
     mean = len(words) / len(found)
     ease = 206.835 - 1.015 * mean - 84.6 * sum(map(syllables, words)) / len(words)
-    longest = max(found, key=lambda one: len(one.split()))
-    return Measures(len(found), mean, longest, sum(map(is_passive, found)) / len(found), ease)
+    longest = max(len(one.split()) for one in found)
+    too_long = tuple(one for one in found if len(one.split()) > LONGEST)
+    return Measures(len(found), mean, longest, sum(map(is_passive, found)) / len(found), ease, too_long)
 
 
 def pages() -> list[Path]:
@@ -122,8 +122,7 @@ def main(arguments: list[str]) -> int:
     if "--table" in arguments:
         print(f"{'page':<18} sentences  mean  longest  passive  reading ease")
         for name, one in measured.items():
-            count = len(one.longest.split())
-            print(f"{name:<18} {one.sentences:9} {one.mean:5.1f} {count:8} {one.passive:8.0%} {one.ease:13.0f}")
+            print(f"{name:<18} {one.sentences:9} {one.mean:5.1f} {one.longest:8} {one.passive:8.0%} {one.ease:13.0f}")
     found = [f"{name}: {problem}" for name, one in measured.items() for problem in one.problems]
     for line in found:
         print(line)
