@@ -20,9 +20,10 @@ EASE = 50  # Flesch reading ease of a page: below 50 is "difficult", and terms o
 
 BE = r"(?:am|is|are|was|were|be|been|being|isn't|aren't|wasn't|weren't)"
 IRREGULAR = (
-    "begun bound bought broken brought built caught chosen cut done drawn driven fed felt found fit forgotten given gone "
-    "held hidden hit kept known laid led left lent let lost made meant met paid put read rebuilt run said seen sent set "
-    "shown shut spent split spread stored taken taught thought thrown told torn understood won worn written"
+    "begun bound bought broken brought built caught chosen cut done drawn driven fed felt found fit forgotten "
+    "given gone held hidden hit kept known laid led left lent let lost made meant met paid put read rebuilt run "
+    "said seen sent set shown shut spent split spread stored taken taught thought thrown told torn understood won "
+    "worn written"
 ).split()
 NOT_PASSIVE = {  # adjectives and nouns that look like participles
     "need", "indeed", "speed", "seed", "red", "hundred", "used to", "based", "unused", "biased", "mixed",
