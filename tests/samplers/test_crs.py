@@ -195,24 +195,6 @@ NAMED = {
 }
 
 
-def test_a_sample_does_not_depend_on_its_batch() -> None:
-    """In batches of 1, 3 and 7, alone by `first=`, and with a prompt of its own among other prompts."""
-    model = WORDS
-    for sampler in NAMED.values():
-        together = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=7)
-        for batch_size in (1, 3):
-            apart = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=batch_size)
-            assert torch.equal(apart.tokens, together.tokens)
-            assert same_commitments(apart.memory, together.memory)
-        for first, n in ((6, 1), (2, 3)):
-            some = limpet.sample(model, sampler, n=n, seed=SEED, first=first)
-            assert torch.equal(some.tokens, together.tokens[first : first + n])
-        prompts = torch.arange(7 * 3).view(7, 3) % model.vocab_size
-        prompted = limpet.sample(model, sampler, n=7, seed=SEED, prompt=prompts)
-        alone = limpet.sample(model, sampler, n=1, seed=SEED, prompt=prompts[4:5], first=4)
-        assert torch.equal(alone.tokens[0], prompted.tokens[4])
-
-
 def test_samplers_that_alternate_do_not_influence_each_other() -> None:
     """All samplers with one context, one call each alternately, give what they give alone; other seeds differ."""
     inputs = Inputs(torch.full((3, WORDS.length), -1), CounterRNG(SEED, torch.arange(3)))
@@ -386,29 +368,6 @@ def test_a_fork_continues_as_its_own_trajectory() -> None:
 
 
 # Fixed positions
-
-
-@pytest.mark.parametrize("sampler", NAMED.values(), ids=name_of)
-@pytest.mark.parametrize("trace", [False, True])
-def test_fixed_tokens_are_kept_everywhere(sampler: Sampler, trace: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, WORDS.length)
-    fixed = torch.where(torch.rand(shape, generator=generator) < 0.3, torch.randint(27, shape, generator=generator), -1)
-    is_fixed = fixed >= 0
-    ctx, states, infos = run(WORDS, sampler, fixed=fixed, trace=trace)
-    for state in states:
-        assert torch.equal(state.tokens[is_fixed], fixed[is_fixed])
-        assert not state.memory or (state.memory.committed_at[is_fixed] >= NEVER).all()
-    for info in infos:
-        assert torch.equal(info.model_input[is_fixed], fixed[is_fixed])
-        assert not any(mask[is_fixed].any() for mask in info.masks.values())
-    # Count and budget are fractions of the generated length.
-    generated = (~is_fixed).sum(-1)
-    assert torch.equal(ctx.generated, generated)
-    if isinstance(sampler, CRS):
-        count, budget = sampler.limits(ctx)
-        assert torch.equal(count, -(-generated // 5))
-        torch.testing.assert_close(budget, generated / 10, check_dtype=False)
 
 
 @pytest.mark.parametrize("values", ["argmax", "recorded"])
