@@ -65,6 +65,13 @@ MISSING = {  # by extra: a command that needs it, its exit code, and a pattern o
         1,
         names_extra("pandas", "notebook", ERROR),
     ),
+    "lm-eval": (python("import limpet.integrations.lm_eval"), 1, names_extra("lm_eval", "lm-eval", ERROR)),
+    "sglang": (python("import limpet.integrations.sglang"), 1, names_extra("sglang", "sglang", ERROR)),
+    "tensorboard": (
+        python("from limpet.integrations.tensorboard import scalars; scalars('events').__enter__()"),
+        1,
+        names_extra("tensorboard", "tensorboard", ERROR),
+    ),
 }
 IMPORTS = (
     "import sys, limpet; assert limpet.__file__.startswith(sys.prefix); "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from limpet.diffusion.backends import Backend, Outcome, fastest
-from limpet.diffusion.rng import SAMPLE_LIMIT, SEED_LIMIT, CounterRNG, canvas_seed
+from limpet.diffusion.rng import SAMPLE_LIMIT, SEED_LIMIT, CounterRNG
 from limpet.errors import LimpetError, import_extra, one_line, warn
 from limpet.files import read_text, write_file
 from limpet.html import table
@@ -301,7 +301,7 @@ class Samples(Sequence[Sample]):
             committed=self.committed[rows],
             indices=self.indices[rows],
             fixed=self.fixed[rows],
-            memory=_like(self.memory, parts),
+            memory=memory_like(self.memory, parts),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -356,7 +356,7 @@ class Samples(Sequence[Sample]):
 SAME = ("seed", "model", "digest", "precision", "tokenizer", "nfe", "sampler")  # equal in all samples of a run
 
 
-def _like(memory: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def memory_like(memory: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Parts as a tuple of the same class as a memory."""
     return tuple(parts) if type(memory) is tuple else type(memory)(*parts)
 
@@ -465,7 +465,7 @@ def sample(
         nfe=counting.calls // len(ends),
         head_rows=counting.rows / max(1, int((tokens < 0).sum()) * chosen.nfe),
         committed=torch.cat([end.committed.sum(-1) for end in ends]).cpu(),
-        memory=_like(ends[0].state.memory, memory),
+        memory=memory_like(ends[0].state.memory, memory),
         sampler=chosen,
         seed=seed,
         indices=torch.arange(first, first + n),
@@ -589,7 +589,7 @@ def reply(
             indices = torch.arange(first + start, first + min(n, start + size), device=model.device)
             done, total = start * chosen.nfe * canvases, n * chosen.nfe * canvases
             parts.append(
-                _replies(model, begun, chosen, seed, indices, canvases, partial(_shifted, report, done, total))
+                replies(begun, chosen, CounterRNG(seed, indices), canvases, partial(_shifted, report, done, total))
             )
     longest = max(part.tokens.shape[1] for part in parts)
     padded = [torch.nn.functional.pad(one.tokens, (0, longest - one.tokens.shape[1]), value=model.pad) for one in parts]
@@ -614,23 +614,30 @@ def _shifted(report: Progress, before: int, total: int, done: int) -> None:
     report(before + done, total)
 
 
-def _replies(
+def _ignore(tokens: Tensor) -> None:
+    pass
+
+
+def replies(
     model: Canvas,
-    begun: Canvas,
     sampler: Sampler,
-    seed: int,
-    indices: Tensor,
+    randomness: CounterRNG,
     canvases: int,
     report: Callable[[int], None],
+    on_canvas: Callable[[Tensor], None] = _ignore,
 ) -> Replies:
-    """The replies of some samples. A sample that has ended leaves the batch, and its context leaves the cache."""
-    size, width = len(indices), model.length
+    """The replies of one batch. A sample that has ended leaves the batch, and its context leaves the cache.
+
+    model: what `Canvas.after` returned for the prompt of all samples, or for the prompt of each. report: called after
+    every network call, with the calls done for all samples. on_canvas: called after every canvas with all tokens so far
+    (B, canvases x L)."""
+    indices, size, width = randomness.samples, len(randomness.samples), model.length
     tokens = torch.full((size, canvases * width), model.pad, device=indices.device)
     committed, unfinished = torch.zeros_like(indices), torch.arange(size, device=indices.device)
-    context, calls, rows, canvas = begun, 0, 0, 0
+    context, calls, rows, canvas = model, 0, 0, 0
     for canvas in range(canvases):
         counting = CountingDenoiser(context)
-        rng = CounterRNG(canvas_seed(seed, canvas), indices[unfinished])
+        rng = randomness.of(unfinished, canvas)
         free = torch.full((len(unfinished), width), -1, device=indices.device)
         for step in rollout(counting, sampler, Inputs(free, rng), until_finished=True):
             report((canvas * sampler.nfe + step.call + 1) * size)
@@ -638,6 +645,7 @@ def _replies(
         committed[unfinished] += step.committed.sum(-1)
         padded, goes_on = pad_after_end(step.tokens, model.ends, model.pad)
         tokens[unfinished, canvas * width : (canvas + 1) * width] = padded
+        on_canvas(tokens[:, : (canvas + 1) * width])
         if not goes_on.any():
             break
         if canvas < canvases - 1:

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -17,6 +18,7 @@ from limpet.cli import main
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import builtin_fits, default_judge
 from limpet.models import tokenizer_digest
+from limpet.server.scheduler import Limits
 from limpet.training import recipe
 
 COLUMNS, LINES = 80, 60
@@ -60,6 +62,14 @@ def test_help_wraps_at_words_in_a_terminal():
     assert process.wait() == 0
     words = re.sub(r"[│╭╮╰╯─\s]+", " ", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()))
     assert "text that stands from that token on; digits are ids (12=345,6) unless they are in double quotes" in words
+
+
+def test_help_of_serve_names_every_limit_and_its_default(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["serve", "--help"])
+    about = " ".join(capsys.readouterr().out.partition("What requests may take")[2].partition("Options may")[0].split())
+    for name, default in asdict(Limits()).items():
+        assert f"{name} {default:g}" in about
 
 
 # Files of options

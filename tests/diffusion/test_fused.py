@@ -176,6 +176,13 @@ def test_the_uniforms_are_those_of_the_counter(seed: int) -> None:
     assert torch.equal(moved.tokens, (uniform * vocab_size).long())
 
 
+def test_samples_may_have_seeds_of_their_own() -> None:
+    seeds = torch.tensor([0, -1, 8200, 2**62 + 11], device=DEVICE)
+    rng = CounterRNG(seeds, torch.tensor([5, 6, 6, 0], device=DEVICE))
+    for support in SUPPORTS.values():
+        agree(*drawn_case(9, (4, 16, 19), rng=rng, **support))
+
+
 def test_a_plan_names_the_needed_rows_and_fills_in_the_others() -> None:
     """The rows are those that the sparse backend computes, in order."""
     logits, case = drawn_case(8, (2, 8, 19))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import literal
-from limpet.diffusion.rng import CounterRNG, Purpose, philox, uniform53, uniform_token
+from limpet.diffusion.rng import CounterRNG, Purpose, canvas_seed, philox, uniform53, uniform_token
 
 KNOWN = [  # Random123's known answers for philox4x32 with ten rounds: counter, key, output
     ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -53,6 +53,32 @@ def test_the_layout_of_the_counter(seed: int, sample: int, step: int, position: 
     """Position, step, sample, purpose. The layout decides every result, so it never changes."""
     first, second = CounterRNG(seed, torch.tensor([sample])).uniforms(step, torch.tensor([position]), purpose)
     assert (first.item(), second.item()) == literal.uniforms(seed, sample, step, position, int(purpose))
+
+
+SEEDS = [0, 8200, 2**31 + 7, 2**63 + 11, 2**64 - 1]
+
+
+def bits(seeds: list[int]) -> torch.Tensor:
+    """Seeds as int64."""
+    return torch.tensor(np.array(seeds, dtype=np.uint64).view(np.int64))
+
+
+def test_samples_may_have_seeds_of_their_own() -> None:
+    """Each has the uniforms that it has alone, on a grid and by rows, and the same seeds of later canvases."""
+    samples, positions, rows = torch.tensor([3, 0, 3, 9, 1]), torch.arange(6), torch.tensor([4, 2, 2, 0, 3, 1])
+    for canvas in (0, 1, 2):
+        own = [CounterRNG(canvas_seed(seed, canvas), one[None]) for seed, one in zip(SEEDS, samples, strict=True)]
+        together = CounterRNG(canvas_seed(bits(SEEDS), canvas), samples)
+        for ours, *theirs in zip(
+            together.uniforms(2, positions, Purpose.TOKENS),
+            *(one.uniforms(2, positions, Purpose.TOKENS) for one in own),
+            strict=True,
+        ):
+            assert torch.equal(ours, torch.cat(theirs))
+        found, _ = together.uniforms(2, positions, Purpose.COINS, rows)
+        assert found.tolist() == [
+            own[row].uniforms(2, positions[i : i + 1], Purpose.COINS)[0].item() for i, row in enumerate(rows.tolist())
+        ]
 
 
 def test_purposes_keep_their_numbers() -> None:

@@ -1,7 +1,8 @@
 """Every example of the README, of docs and of the commands' help can be read, and runs on less than is written.
 
 NOT_RUN names the examples that do not run here, with the reason. tests/models/test_outside.py runs those of
-write-a-sampler, bring-a-model and samplers; tests/integrations/test_schedulers.py runs those of diffusers."""
+write-a-sampler, bring-a-model and samplers; tests/integrations/test_schedulers.py runs those of diffusers;
+tests/server/test_openai.py runs those of serve."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from limpet.recording import record
 from limpet.training import recipe
 from model_cases import lightning, random_network
 
-ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers"}  # see above
+ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers", "serve"}  # see above
 RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small

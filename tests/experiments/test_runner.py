@@ -23,6 +23,7 @@ from limpet.experiments import (
     Store,
     Study,
     collect,
+    executors,
     local,
     on_ray,
     processes,
@@ -33,7 +34,6 @@ from limpet.experiments import (
     worker,
 )
 from limpet.experiments import units as units_module
-from limpet.experiments.executors import ray as ray_executor
 from limpet.experiments.store import StoreWriteError
 from limpet.experiments.worker import UnitEvent
 from limpet.models.exact_sources import source
@@ -510,14 +510,14 @@ class FakeRay:
 @pytest.mark.parametrize("returns", [True, False, None], ids=["returns", "pends", "is lost"])
 def test_a_group_does_not_wait_for_a_dead_node(returns):
     groups = resolve(small_study(), ModelCache()).groups()
-    events = list(ray_executor._distribute(FakeRay(returns), None, groups, 2, None))
+    events = list(executors._distribute(FakeRay(returns), None, groups, 2, None))
     assert sorted(event.unit.key for event in events) == sorted(unit.key for group in groups for unit in group)
     assert not [event for event in events if event.error]
 
 
 def test_a_cluster_without_workers_is_an_error_for_each_unit():
     groups = resolve(small_study(), ModelCache()).groups()
-    events = list(ray_executor._distribute(FakeRay(None), None, groups, 1, None))
+    events = list(executors._distribute(FakeRay(None), None, groups, 1, None))
     assert {event.error for event in events} == {"no worker is left"}
     assert len(events) == sum(map(len, groups))
 
@@ -530,6 +530,6 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch, address, message
         raise ConnectionError("nobody")
 
     absent = SimpleNamespace(is_initialized=lambda: False, init=init)
-    monkeypatch.setattr(ray_executor, "import_extra", lambda module, name: absent)
+    monkeypatch.setattr(executors, "import_extra", lambda module, name: absent)
     with pytest.raises(LimpetError, match=rf"^{message}.* \(nobody\): check --address"):
         next(on_ray(address)(None, []))

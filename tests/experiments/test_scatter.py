@@ -8,7 +8,6 @@ import re
 import sys
 import zlib
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from limpet.samplers import Native
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import pictures
 from accessibility import SCREENS, on_screen, serious
+from pages import Page
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>]]>&amp;\"'\\u003c\u2028\u2029 \U0001f41a"
 UNPRINTABLE = f"{HOSTILE}\x00\x1b\ud800"  # no file could hold it as it is
@@ -71,29 +71,8 @@ def folder(tmp_path_factory):
     return path
 
 
-class Tags(HTMLParser):
-    """Every tag with its attributes, and the content of scripts."""
-
-    def __init__(self):
-        super().__init__()
-        self.tags, self.scripts, self.inside = [], [], False
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside = tag == "script"
-
-    def handle_data(self, data):
-        if self.inside:
-            self.scripts.append(data)
-
-    def handle_endtag(self, tag):
-        self.inside = False
-
-
 def parsed(folder):
-    tags = Tags()
-    tags.feed((folder / "index.html").read_text())
-    return tags
+    return Page((folder / "index.html").read_text())
 
 
 # The page
@@ -172,14 +151,9 @@ def test_a_minified_table_says_the_same():
     whole = render.html(render.markdown(Table("t", "A </td>\ncaption", ("sampler", "GenPPL"), rows)))
     short = render.minify(whole)
     assert len(short) < len(whole)
-    words = []
-    for page in (whole, short):
-        tags = Tags()
-        tags.handle_data = lambda data, tags=tags: tags.scripts.extend(data.split())
-        tags.feed(page)
-        words.append((tags.scripts, [tag for tag, _ in tags.tags]))
-    assert words[0] == words[1]
-    left = [one.get("class") for tag, one in tags.tags if tag in ("td", "th")]
+    for read in (lambda page: re.sub("<[^>]*>", " ", page).split(), lambda page: [tag for tag, _ in Page(page).tags]):
+        assert read(short) == read(whole)
+    left = [one.get("class") for tag, one in Page(short).tags if tag in ("td", "th")]
     assert left == ["l", None] * 3
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import uuid
@@ -161,11 +160,6 @@ def forged(store, root, rows, tokens=b"x"):
     (root / FOLDER / "tokens.safetensors").write_bytes(tokens)
 
 
-def header(shape):
-    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
-    return struct.pack("<Q", len(text)) + text + b"0000"
-
-
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 HOSTILE_ROWS = {
     "nan": b'{"checksum": "x", "a": NaN}',
@@ -196,30 +190,6 @@ def test_facts_are_checked_against_the_key(store, tmp_path):
     forged(store, tmp_path, {"facts": None})
     with pytest.raises(DamagedUnitError, match="other facts"):
         store.read(KEY)
-
-
-@pytest.mark.parametrize("tokens", [b"x", b"", header([1] * 100_000), struct.pack("<Q", 1 << 62), header([2])],
-                         ids=["text", "empty", "rank", "header", "offsets"])  # fmt: skip
-def test_a_file_without_tensors_is_damaged(store, tmp_path, tokens):
-    forged(store, tmp_path, {}, tokens)
-    with pytest.raises(DamagedUnitError, match="no tensors"):
-        store.read(KEY)
-
-
-PLANS = [
-    b"{", b"[]", b"{}", DEEP, b'{"cells": 3}', b'{"cells": [{"name": 3, "keys": []}], "seeds": []}',
-    b'{"cells": [{"name": "a", "keys": ["../../x"]}], "seeds": [1]}', b'{"cells": [], "seeds": [], "a": NaN}',
-    b'{"cells": [], "seeds": [], "a": "\\ud800"}',
-    b'{"cells": [{"name": "a", "keys": ["%b"]}], "seeds": []}' % KEY.encode(),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=range(len(PLANS)))
-def test_an_invalid_plan_is_no_run(store, tmp_path, plan):
-    (tmp_path / "plans").mkdir()
-    (tmp_path / "plans/study.json").write_bytes(plan)
-    with pytest.raises(LimpetError, match="holds no run of study: run the study first"):
-        store.read_plan("study")
 
 
 def test_partial_files_of_other_process_spaces_stay_for_a_week(store, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from limpet.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(limpet|curl|hf|make|pip|python|srun) ")
+PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(limpet|curl|docker|hf|make|pip|python|serve|srun) ")
 NOT_A_COMMAND = re.compile(r"#|$|\w+=|export ")  # other lines of a shell script
 COMMANDS = [name for name in main.COMMANDS if name != "paper"] + [f"paper {name}" for name in main.PAPER]
 

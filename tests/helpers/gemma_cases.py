@@ -24,6 +24,27 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 CANVAS, SEED = 16, 8200
+PROMPT = [2, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52]
+SAMPLER_TEXTS = [  # one or two of every sampler that an engine can run, for 8 calls
+    "native",
+    "native temperature=.8 top_p=.9",
+    "crs",
+    "crs budget=4 horizon=2 final_step=sample",
+    "mend budget=8 warmup=.1 revise=3 revise_every=1",
+    "psi eta=.3",
+    "ddim",
+    "gibbs predictor=crs,budget=4 corrections=1",
+    "gibbs choose=margin",
+    "trapezoidal",
+    "tau-leaping",
+    "forward-backward",
+    "rdm",
+    "confidence-threshold threshold=.3",
+    "entropy-bound bound=9 settled=.5 distribution=predicted",
+    "block-refinement threshold=.3",
+    "gidd-adaptive",
+    "gidd-correction patience=1",
+]
 
 
 def settings(vocab_size: int) -> Any:

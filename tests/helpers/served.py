@@ -41,9 +41,9 @@ class Clock:
 
 
 @contextmanager
-def running(worker, host="127.0.0.1", names=(), proxies=(), samplers=None, available=None, **limits):
-    """A client of a server with these workers; `client.queue` is the server's queue."""
-    app = application(worker, Limits(**limits), host, names, samplers, available, proxies)
+def running(worker, host="127.0.0.1", names=(), proxies=(), samplers=None, available=None, options=None, **limits):
+    """A client of a server with these workers; `client.queue` is the server's queue. options: of `application`."""
+    app = application(worker, Limits(**limits), host, names, samplers, available, proxies, **(options or {}))
     with serving(app) as address, httpx.Client(base_url=address, timeout=GUARD) as client:
         client.queue = app.state.queue
         yield client
@@ -91,7 +91,8 @@ class Moody(Verses):
         self.moods = {self.tokenizer.encode(letter)[0]: mood for letter, mood in MOODS.items()}
 
     def probs(self, tokens, signal):
-        self.moods.get(int(tokens[0, 0]), lambda: None)()
+        for token in tokens[:, 0].tolist():
+            self.moods.get(token, lambda: None)()
         return super().probs(tokens, signal)
 
 

@@ -13,20 +13,24 @@ import torch
 from torch import Tensor
 
 import limpet
-from gemma_cases import CANVAS, SEED, folder_of, on_our_uniforms, transformers
-from limpet import CRS, LimpetError, Mend, Sampler
+from gemma_cases import CANVAS, PROMPT, SAMPLER_TEXTS, SEED, folder_of, on_our_uniforms, transformers
+from limpet import CRS, LimpetError, Mend
 from limpet.generation import reply
 from limpet.models.diffusion_gemma import Gemma
 from limpet.models.loading import load
-from limpet.samplers import params
+from limpet.samplers import State, as_sampler, builtin, names, params
 
 diffusers = pytest.importorskip("diffusers", minversion="0.42")
-from limpet.integrations.diffusers import CommittedRevealScheduler, MendScheduler  # noqa: E402
+from limpet.integrations.diffusers import (  # noqa: E402
+    SCHEDULERS,
+    CommittedRevealScheduler,
+    MendScheduler,
+    scheduler_for,
+)
 
 pytestmark = pytest.mark.usefixtures("offline")
-SAMPLES, CALLS = 3, 7
+SAMPLES, CALLS = 3, 8
 NAME = "google/diffusiongemma-26B-A4B-it"
-PROMPT = [2, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52]
 
 
 class Processor:
@@ -85,27 +89,40 @@ def run_pipeline(
     return out.sequences, calls
 
 
-SAMPLERS: list[tuple[Any, Sampler]] = [
-    (CommittedRevealScheduler, CRS(nfe=CALLS)),
-    (CommittedRevealScheduler, CRS(nfe=CALLS, budget=4.0, horizon=2, temperature=0.8, final_step="sample")),
-    (CommittedRevealScheduler, CRS(nfe=CALLS, budget=4.0, top_p=0.9, spacing=1)),
-    (MendScheduler, Mend(nfe=CALLS)),
-    (MendScheduler, Mend(nfe=CALLS, budget=8.0, warmup=0.1, revise=3, revise_every=1)),
-]
-
-
-@pytest.mark.parametrize(("kind", "sampler"), SAMPLERS, ids=lambda one: getattr(one, "caption", ""))
-def test_the_pipeline_draws_the_tokens_of_sample(
-    model: Gemma, original: Any, kind: Any, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", SAMPLER_TEXTS)
+def test_the_pipeline_draws_the_tokens_of_reply(
+    model: Gemma, original: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first canvas is that of `limpet.sample` after the prompt, all canvases are those of `reply`."""
-    own = {name: getattr(sampler, name) for name in params(type(sampler)) if name != "nfe"}
-    tokens, calls = run_pipeline(original, kind(seed=SEED, **own), monkeypatch)
-    first = limpet.sample(model.after(torch.tensor([PROMPT])), sampler, n=SAMPLES, seed=SEED)
-    assert torch.equal(tokens[:, :CANVAS], first.tokens)
+    sampler = as_sampler(text, nfe=CALLS)
+    tokens, calls = run_pipeline(original, scheduler_for(sampler, SEED), monkeypatch)
     assert torch.equal(tokens, reply(model, sampler, SAMPLES, SEED, 2 * CANVAS, PROMPT).tokens)
-    assert first.committed.sum() > 0
+    first = limpet.sample(model.after(torch.tensor([PROMPT])), sampler, n=SAMPLES, seed=SEED)
+    if "settled" not in text:  # reply ends a canvas early, sample does not
+        assert torch.equal(tokens[:, :CANVAS], first.tokens)
     assert len(calls) == 2 * CALLS
+
+
+def test_every_sampler_that_needs_no_fixed_tokens_has_a_scheduler() -> None:
+    kinds = [names.find(name) for name in builtin.BUILTIN]
+    assert {one.kind for one in SCHEDULERS.values()} == {kind for kind in kinds if not kind.needs_fixed}
+    assert {as_sampler(text, nfe=CALLS).name for text in SAMPLER_TEXTS} | {"guided"} == set(builtin.BUILTIN)
+    assert SCHEDULERS["CommittedRevealScheduler"] is CommittedRevealScheduler
+    with pytest.raises(LimpetError, match="guided needs fixed tokens"):
+        scheduler_for("guided nfe=6")
+    for kind in SCHEDULERS.values():
+        again = kind.from_config(kind(num_inference_steps=12, seed=3).config)
+        assert again.sampler == kind.kind(nfe=12)
+        assert again.config.seed == 3
+
+
+@pytest.mark.parametrize("text", SAMPLER_TEXTS)
+def test_a_sampler_says_what_its_next_call_gives_the_network(model: Gemma, text: str) -> None:
+    sampler, state = as_sampler(text, nfe=CALLS), None
+    for step in limpet.steps(model, sampler, SAMPLES, SEED, trace=False):
+        before: State = sampler.init(step.context) if state is None else state
+        assert torch.equal(step.model_input, sampler.model_input(before))
+        state = step.state
 
 
 def test_its_early_stop_leaves_finished_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +218,7 @@ def test_the_page_shows_it_in_ten_lines(
     folder = folder_of(tmp_path / "model", 0.2)
     for code in (first, *others):
         exec(code.replace(NAME, str(folder)).replace("gen_length=256", f"gen_length={CANVAS}"), names)
-    assert names["pipe"].scheduler.sampler.nfe == 48
+    assert names["pipe"].scheduler.sampler == Mend(budget=0.25)
     assert capsys.readouterr().out.strip()
 
 

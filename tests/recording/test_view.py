@@ -3,7 +3,6 @@
 import base64
 import gzip
 import hashlib
-import html.parser
 import io
 import json
 import re
@@ -24,6 +23,7 @@ from limpet.models.prompt_layouts import clashes
 from limpet.recording import drawings, page, terminal
 from limpet.recording.trajectory import Trajectory, record
 from limpet.server import playground
+from pages import Page
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028{{data}}"
 
@@ -260,38 +260,13 @@ def test_a_file_whose_drawing_is_no_embedded_svg_is_refused(recorded, drawing):
 # The page
 
 
-class Parts(html.parser.HTMLParser):
-    """Every tag with its attributes, and what stands in scripts, styles and text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.inside, self.stack = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.stack.append(tag)
-        if tag in ("script", "style"):
-            self.inside.append((tag, dict(attrs), ""))
-
-    def handle_data(self, data):
-        if self.stack and self.stack[-1] in ("script", "style"):
-            tag, attributes, text = self.inside.pop()
-            self.inside.append((tag, attributes, text + data))
-
-    def handle_endtag(self, tag):
-        if tag in self.stack:
-            while self.stack.pop() != tag:
-                pass
-
-
 def hostile(path):
     header = path.header.__class__(**{**path.header.__dict__, "name": HOSTILE, "model": HOSTILE})
     return Trajectory(header, path.frames, {**path.token_texts, 0: HOSTILE}, HOSTILE, path.scores)
 
 
 def test_a_page_holds_its_files_and_reaches_nothing(recorded):
-    parts = Parts(page.self_contained(recorded))
+    parts = Page(page.self_contained(recorded))
     scripts = [text for tag, attributes, text in parts.inside if tag == "script" and "type" not in attributes]
     styles = [text for tag, _, text in parts.inside if tag == "style"]
     (data,) = [text for tag, attributes, text in parts.inside if attributes.get("type") == "application/json"]
@@ -311,13 +286,13 @@ def test_a_page_holds_its_files_and_reaches_nothing(recorded):
 
 def test_hostile_names_and_texts_stay_text(recorded):
     plain, spoilt = page.self_contained(recorded[:1]), page.self_contained([hostile(recorded[0])], HOSTILE)
-    assert [tag for tag, _ in Parts(plain).tags] == [tag for tag, _ in Parts(spoilt).tags]
+    assert [tag for tag, _ in Page(plain).tags] == [tag for tag, _ in Page(spoilt).tags]
     assert "alert(1)</script>" not in spoilt
     assert "onerror=alert(2)>" not in spoilt
     data = {"models": [{"name": HOSTILE}], "params": {HOSTILE: []}, "descriptions": {HOSTILE: HOSTILE}}
     about, _ = playground.playground(data)
     assert "alert(1)</script>" not in about
-    (data,) = [text for _, attributes, text in Parts(about).inside if attributes.get("type") == "application/json"]
+    (data,) = [text for _, attributes, text in Page(about).inside if attributes.get("type") == "application/json"]
     assert json.loads(data)["models"][0]["name"] == HOSTILE
 
 

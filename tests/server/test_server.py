@@ -488,7 +488,7 @@ def test_a_client_that_leaves_stops_its_work_within_a_call(accept):
             leaving.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             wait_for(lambda: model.calls == 4, "the fourth call")
             (job,) = client.queue.jobs
-        wait_for(lambda: job._stop_reason is not None, "the news that the client left")
+        wait_for(lambda: job.stop_reason is not None, "the news that the client left")
         permits.release(200)
         wait_for(lambda: not client.queue.jobs, "the end of the work")
         assert model.calls == 4

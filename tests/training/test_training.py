@@ -15,6 +15,7 @@ import tyro
 from limpet.cli import train as command
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import load_judge
+from limpet.integrations import tensorboard
 from limpet.models import duo, loading, tensor_files
 from limpet.training import data, heldout, loop, recipe
 
@@ -306,6 +307,7 @@ def test_the_causal_network_sees_the_past_alone(text: data.Text) -> None:
 
 
 def test_the_command_goes_from_text_to_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the log beside the weights, and the same numbers in an event file that TensorBoard's own reader reads."""
     lines = [" ".join(str(i * k % 100) for i in range(1, 100)) for k in range(1, 60)]
     (tmp_path / "a.txt").write_text("\n\n".join(lines))
     (tmp_path / "tiny.toml").write_text(f"""
@@ -329,9 +331,15 @@ def test_the_command_goes_from_text_to_a_model(tmp_path: Path, capsys: pytest.Ca
         warmup = 1
     """)
     arguments = [str(tmp_path / "tiny.toml"), "--files", str(tmp_path / "a.txt"), "--device", "cpu", "--json"]
-    tyro.cli(command.run, args=arguments)
+    tyro.cli(command.run, args=[*arguments, "--tensorboard", str(tmp_path / "events")])
     assert json.loads(capsys.readouterr().out)["step"] == 3
     assert loading.load(tmp_path / "model", device="cpu").vocab_size == 280
-    assert len((tmp_path / "model" / "log.jsonl").read_text().splitlines()) == 1
+    (line,) = (tmp_path / "model" / "log.jsonl").read_text().splitlines()
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = events.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert set(reader.Tags()["scalars"]) == {f"train/{name}" for name in tensorboard.SCALARS}
+    for name in tensorboard.SCALARS:
+        (event,) = reader.Scalars(f"train/{name}")
+        assert (event.step, event.value) == (3, pytest.approx(json.loads(line)[name]))
     with pytest.raises(LimpetError, match="holds a finished model"):
         tyro.cli(command.run, args=arguments)

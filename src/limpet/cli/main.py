@@ -24,7 +24,7 @@ COMMANDS = {  # in the order in which a user meets them
     "score": "every metric for texts of any origin",
     "watch": "a sample takes shape in the terminal",
     "view": "recorded trajectories as one self-contained page",
-    "serve": "the playground in a browser",
+    "serve": "the playground in a browser, and an OpenAI-compatible API",
     "bulk": "many samples, into a folder, resumably",
     "tune": "the best parameters for a model, a judge and a number of calls",
     "study": "a study of your own: samplers, models and metrics",

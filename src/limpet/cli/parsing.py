@@ -20,6 +20,7 @@ from limpet.files import Toml
 
 CONFIG = "--config"
 ABOUT_CONFIG = "Options may also be in a TOML file, given as --config FILE.\n\n"
+GROUPS = re.compile(r"\n(╭─)? \w+ options [─ ]*╮?\n.*", re.S)  # of options: a command's own text describes them
 EMPTY = (None, False, ())  # defaults that help does not print: the option is simply left out
 
 
@@ -43,7 +44,7 @@ def call(command: Callable[..., Any], program: str, arguments: Sequence[str]) ->
             tyro.cli(command, prog=program, args=["--help"], config=markers)
     finally:
         shown.seek(0)
-        text = re.sub(r"\n{3,}", "\n\n", shown.read())
+        text = GROUPS.sub("", re.sub(r"\n{3,}", "\n\n", shown.read()))
         print("\n".join(fill(line, width) if len(line) > width else line for line in text.rstrip().split("\n")))
 
 

@@ -11,6 +11,7 @@ import tyro
 
 from limpet.cli.common import Device, err, progress, show
 from limpet.errors import LimpetError
+from limpet.integrations.tensorboard import scalars
 from limpet.models.model_files import usable_device
 from limpet.training import datasets
 from limpet.training import recipe as recipes
@@ -22,6 +23,7 @@ def run(
     files: tuple[Path, ...] = (),
     out_folder: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
     device: Device = None,
+    tensorboard: Path | None = None,
     json: bool = False,
 ) -> None:
     """Train a Duo model, its distillation, or a causal judge on text files.
@@ -40,6 +42,7 @@ def run(
         recipe: a TOML file, or a name
         files: UTF-8 texts, plain or .xz, with blank lines between documents, or JSON lines (default: the recipe's)
         out_folder: where the model is written (default: the recipe's folder)
+        tensorboard: a folder for an event file that TensorBoard shows
         json: print the last progress as one JSON document
     """
     plan = recipes.read(recipe)
@@ -56,10 +59,11 @@ def run(
         assert corpus is not None  # it was written just now
     folder.mkdir(parents=True, exist_ok=True)
     last: list[Progress] = []
-    with (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as update:
+    with scalars(tensorboard) as plot, (folder / "log.jsonl").open("a") as log, progress(plan.name, 1.0) as update:
 
         def report(now: Progress) -> None:
             last[:] = [now]
+            plot(now)
             log.write(jsonlib.dumps(asdict(now)) + "\n")
             log.flush()
             held_out = "" if now.validation is None else f" · held out {now.validation:.4f}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 SEED_LIMIT = 2**64  # seeds are below this
 SAMPLE_LIMIT = 2**32  # sample numbers are below this
+Seed = TypeVar("Seed", int, Tensor)
 
 
 class Purpose(IntEnum):
@@ -35,10 +37,12 @@ class Purpose(IntEnum):
     CANVAS = 7  # the seed of a later canvas
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Four 32-bit words (in int64 tensors) for each 128-bit counter under a 64-bit key."""
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int] | tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
+    """Four 32-bit words (in int64 tensors) for each 128-bit counter under a 64-bit key, or a key for each."""
     c0, c1, c2, c3 = counter
-    k0, k1 = key
+    k0, k1 = cast("tuple[Tensor, Tensor]", key)  # the arithmetic of whole numbers is the same
     for _ in range(ROUNDS):
         # A 32 x 32 bit product needs 64 unsigned bits. int64 wraps around, and shifting and masking restores the words.
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
@@ -54,14 +58,20 @@ def uniform53(high: Tensor, low: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CounterRNG:
-    """The randomness of a batch of samples under one seed."""
+    """The randomness of a batch of samples, under one seed or each under its own."""
 
-    seed: int
-    samples: Tensor  # (B,) the number of each sample under this seed
+    seed: int | Tensor  # or (B,) int64: the bits of each sample's seed
+    samples: Tensor  # (B,) the number of each sample under its seed
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < SEED_LIMIT:
+        if isinstance(self.seed, int) and not 0 <= self.seed < SEED_LIMIT:
             raise LimpetError(f"seed is {self.seed}; it must be a whole number from 0 to 2**64 - 1")
+
+    def of(self, rows: Tensor, canvas: int = 0) -> CounterRNG:
+        """The randomness of some of the samples, in a canvas of a longer text."""
+        if isinstance(self.seed, int):
+            return CounterRNG(canvas_seed(self.seed, canvas), self.samples[rows])
+        return CounterRNG(canvas_seed(self.seed[rows], canvas), self.samples[rows])
 
     def uniforms(
         self, step: int, positions: Tensor, purpose: Purpose, rows: Tensor | None = None
@@ -70,19 +80,25 @@ class CounterRNG:
 
         positions: (L,), which gives (B, L) uniforms; or, together with `rows`, (R,), which gives (R,).
         rows: (R,) the index in the batch of the sample of each position."""
-        samples = self.samples[:, None] if rows is None else self.samples[rows]
+        which = (slice(None), None) if rows is None else rows
+        samples, seed = self.samples[which], self.seed if isinstance(self.seed, int) else self.seed[which]
         counter = (positions, torch.full_like(positions, step), samples, torch.full_like(positions, int(purpose)))
-        words = philox(counter, (self.seed & WORD, self.seed >> 32 & WORD))
+        words = philox(counter, _key(seed))
         return uniform53(words[0], words[1]), uniform53(words[2], words[3])
 
 
-def canvas_seed(seed: int, canvas: int) -> int:
-    """The seed of a canvas of a longer text. The first canvas has the seed of the text."""
+def _key(seed: Any) -> tuple[Any, Any]:
+    """The two words of a seed, or of each."""
+    return seed & WORD, seed >> 32 & WORD
+
+
+def canvas_seed(seed: Seed, canvas: int) -> Seed:
+    """The seed of a canvas of a longer text, or of each. The first canvas has the seed of the text."""
     if canvas == 0:
         return seed
-    zero = torch.zeros((), dtype=torch.long)
-    high, low, *_ = philox((zero + canvas, zero, zero, zero + int(Purpose.CANVAS)), (seed & WORD, seed >> 32 & WORD))
-    return int(high) << 32 | int(low)
+    zero = torch.zeros_like(seed) if isinstance(seed, Tensor) else torch.zeros((), dtype=torch.long)
+    high, low, *_ = philox((zero + canvas, zero, zero, zero + int(Purpose.CANVAS)), _key(seed))
+    return high << 32 | low if isinstance(seed, Tensor) else int(high) << 32 | int(low)
 
 
 def uniform_token(u: Tensor, vocab_size: int) -> Tensor:

@@ -15,9 +15,7 @@ from limpet.experiments.claims import (
     published_difference,
     within,
 )
-from limpet.experiments.executors import Executor, local
-from limpet.experiments.executors.processes import processes
-from limpet.experiments.executors.ray import on_ray
+from limpet.experiments.executors import Executor, local, on_ray, processes
 from limpet.experiments.model_cache import ModelCache, provenance
 from limpet.experiments.report_content import (
     PAPER,

@@ -12,7 +12,6 @@ folder or any address that fsspec knows, such as s3://bucket/store."""
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import socket
@@ -24,11 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from limpet.errors import LimpetError, import_extra
-from limpet.models.tensor_files import BadHeader, read_header
 
 DATA, ROWS = "tokens.safetensors", "rows.json"
 KEY_LENGTH = 40
@@ -101,11 +98,7 @@ class Store:
         if found is None:
             return None
         data, rows = found
-        try:
-            read_header(io.BytesIO(data))
-            return StoredUnit(safetensors.torch.load(data), rows)
-        except (BadHeader, SafetensorError, KeyError) as error:
-            raise DamagedUnitError(f"{DATA} holds no tensors") from error
+        return StoredUnit(safetensors.torch.load(data), rows)
 
     def read_data(self, key: str, paths: UnitPaths) -> tuple[bytes, dict[str, Any]] | None:
         """The data of a unit as bytes, and its rows, or None if there is none; raises DamagedUnitError."""
@@ -173,11 +166,9 @@ class Store:
 
     def read_plan(self, name: str) -> dict[str, Any]:
         """A study's plan: cells with names, and one key for each seed. Raises if the study has not been run."""
-        with suppress(ValueError, RecursionError, KeyError, TypeError):
+        with suppress(ValueError):  # also a file that was cut short
             plan: dict[str, Any] = json.loads(self.content(f"plans/{name}.json") or b"")
-            canonical_json(plan)
-            if all(type(cell["name"]) is str and _are_keys(cell["keys"], plan["seeds"]) for cell in plan["cells"]):
-                return plan
+            return plan
         raise LimpetError(f"the store {self.path} holds no run of {name.partition('/')[0]}: run the study first")
 
     def log(self, entry: dict[str, Any]) -> None:
@@ -286,12 +277,6 @@ def _file_name(path: str) -> str:
 def _with_checksum(rows: dict[str, Any]) -> bytes:
     checked = {**rows, "checksum": digest(canonical_json(rows))}
     return json.dumps(checked, sort_keys=True, indent=0, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _are_keys(keys: Any, seeds: Any) -> bool:
-    hexadecimal = set("0123456789abcdef")
-    valid = (type(key) is str and len(key) == KEY_LENGTH and set(key) <= hexadecimal for key in keys)
-    return len(keys) == len(seeds) and all(valid)
 
 
 # Runners

@@ -1,23 +1,24 @@
-"""Committed reveal sampling inside diffusers: schedulers for its DiffusionGemma pipeline.
+"""limpet's samplers inside diffusers: schedulers for its DiffusionGemma pipeline.
 
-The pipeline calls the network, and asks the scheduler for the next canvas. The canvas that the network reads has CRS's
+The pipeline calls the network, and asks the scheduler for the next canvas. The canvas is what the network reads, with
 committed tokens written in. The scheduler itself keeps the noisy state and the commitments between steps."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from limpet.diffusion.process import LINEAR, inferred_signal
 from limpet.diffusion.rng import SEED_LIMIT, CounterRNG, canvas_seed
 from limpet.errors import LimpetError, import_extra
-from limpet.generation import Inputs, context_of, rollout
-from limpet.models import Denoiser, ModelInput
-from limpet.samplers import CRS, Mend, State, params
+from limpet.integrations.given_logits import advance, check_sampler, first_state
+from limpet.samplers import CRS, Sampler, State, as_sampler, params
+from limpet.samplers.builtin import BUILTIN
+from limpet.samplers.names import find
 from limpet.samplers.params import check_names
 
 diffusers = import_extra("diffusers", "diffusers")
@@ -30,79 +31,36 @@ SETTINGS = {"num_inference_steps": 48, "seed": None}  # of a scheduler, beside i
 
 
 @dataclass
-class CommittedRevealOutput(outputs.BaseOutput):  # type: ignore[misc, name-defined]
+class SamplerOutput(outputs.BaseOutput):  # type: ignore[misc, name-defined]
     """What a step returns."""
 
     prev_sample: Tensor  # (B, L) the canvas that the network reads next; after the last step, the output
-    pred_logits: Tensor  # (B, L, V) as the network returned them, for its self-conditioning
+    pred_logits: Tensor  # (B, L, V) at the temperature at which the sampler read them, for the self-conditioning
     committed: Tensor  # (B, L) bool: where a token is committed
 
 
-class PipelinePrediction(Denoiser):
-    """The logits of the pipeline's network as a denoiser. The network is not given the time."""
-
-    name, digest, schedule, predicts = "the pipeline's model", "the pipeline's model", LINEAR, "posterior"
-
-    def __init__(self, logits: Tensor) -> None:
-        self.predicted = logits
-        self.length, self.vocab_size = int(logits.shape[1]), int(logits.shape[2])
-        self.device = logits.device
-
-    def backbone(self, inputs: ModelInput) -> Tensor:
-        return self.predicted
-
-    def head(self, features: Tensor) -> Tensor:
-        return features
-
-    def evidence_signal(self, signal: float | Tensor, clean_share: Tensor) -> float | Tensor:
-        return inferred_signal(signal, clean_share)
-
-
-def _signature(kind: type[CRS]) -> inspect.Signature:
-    """The signature of `__init__`, from which diffusers reads what to save and load."""
-    defaults = {**SETTINGS, **{name: param.default for name, param in params(kind).items() if name != "nfe"}}
-    place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [inspect.Parameter(name, place, default=default) for name, default in defaults.items()]
-    return inspect.Signature([inspect.Parameter("self", place), *own])
-
-
-def _init(kind: type[CRS]) -> Any:
-    """The `__init__` of a scheduler for this sampler."""
-
-    def init(self: Any, *values: Any, **named: Any) -> None:
-        check_names(kind, {name: value for name, value in named.items() if name not in SETTINGS}, type(self).__name__)
-        seed = self.config.seed
-        if seed is not None and not (type(seed) is int and 0 <= seed < SEED_LIMIT):
-            raise LimpetError(f"seed is {seed!r}; it takes a whole number from 0, of at most 64 bits, or None")
-        self.restart(self.config.num_inference_steps)
-
-    init.__signature__ = _signature(kind)  # type: ignore[attr-defined]
-    return configuration.register_to_config(init)
-
-
-class CommittedRevealScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):  # type: ignore[misc, name-defined]
-    """CRS as a scheduler. Its settings are the parameters of the sampler (`limpet samplers crs`) and `seed`.
+class SamplerScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):  # type: ignore[misc, name-defined]
+    """A sampler as a scheduler. Its settings are the parameters of the sampler (`limpet samplers NAME`) and `seed`.
 
     With a seed, a canvas is a function of the seed, the row and the number of the canvas. Without one, each canvas
     draws its seed from the pipeline's generator."""
 
-    kind: ClassVar[type[CRS]] = CRS
+    kind: ClassVar[type[Sampler]]
     order = 1
     rng: CounterRNG  # of the canvas
     returned: Tensor  # (B, L) the canvas as the last step returned it
     finished: Tensor  # (B, 1) bool: rows that the pipeline has changed since
-    __init__ = _init(CRS)
 
     def restart(self, calls: int) -> None:
         """Begin again, with this many calls for each canvas."""
         own = {name: self.config[name] for name in params(self.kind) if name != "nfe"}
-        self.sampler = self.kind(nfe=calls, **own)
+        self.sampler = self.kind(nfe=calls, **own)  # type: ignore[call-arg]
         self.num_inference_steps, self.timesteps = calls, torch.arange(calls)
         self.canvas = -1
         self.state: State | None = None
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
-        """Set the number of network calls for each canvas, at least 2."""
+        """Set the number of network calls for each canvas."""
         self.restart(num_inference_steps)
         self.timesteps = self.timesteps.to(device)
 
@@ -114,30 +72,25 @@ class CommittedRevealScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):
         *,
         generator: torch.Generator | None = None,
         return_dict: bool = True,
-    ) -> CommittedRevealOutput | tuple[Tensor, Tensor, Tensor]:
+    ) -> SamplerOutput | tuple[Tensor, Tensor, Tensor]:
         """The next canvas, from the logits (B, L, V) of a posterior and the canvas (B, L) that the network read.
 
         Step 0 begins a canvas. A row that differs from what the last step returned has been finished by the pipeline,
         whose early stop writes the argmax there; such a row stays as it is."""
         call = int(timestep)
         if call == 0:
-            self._begin_canvas(sample, generator)
+            self._begin_canvas(sample, model_output.shape[-1], generator)
         if self.state is None or self.state.call != call:
             expected = 0 if self.state is None else self.state.call
             raise LimpetError(f"step {call} of a canvas came after {expected} steps: ask for them in order, from 0")
         self.finished |= (sample != self.returned).any(-1, keepdim=True)
-        (step,) = rollout(PipelinePrediction(model_output), self.sampler, self._inputs(sample), self.state, call + 1)
-        self.state = step.state
-        is_last = self.state.call == self.sampler.nfe
-        canvas = self.state.tokens if is_last else self.sampler.model_input(self.state)
-        self.returned = torch.where(self.finished, sample, canvas)
-        output = CommittedRevealOutput(self.returned, model_output, self.state.memory[1] <= call)
+        after = advance(self.sampler, self.state, self.rng, model_output)
+        self.state, self.returned = after.state, torch.where(self.finished, sample, after.canvas)
+        read = model_output if after.temperature == 1 else model_output / after.temperature
+        output = SamplerOutput(self.returned, read, after.committed)
         return output if return_dict else (output.prev_sample, output.pred_logits, output.committed)
 
-    def _inputs(self, canvas: Tensor) -> Inputs:
-        return Inputs(torch.full_like(canvas, -1), self.rng)
-
-    def _begin_canvas(self, canvas: Tensor, generator: torch.Generator | None) -> None:
+    def _begin_canvas(self, canvas: Tensor, vocab_size: int, generator: torch.Generator | None) -> None:
         self.canvas += 1
         if self.config.seed is None:
             device = canvas.device if generator is None else generator.device
@@ -145,13 +98,50 @@ class CommittedRevealScheduler(diffusers.SchedulerMixin, diffusers.ConfigMixin):
         else:
             seed = canvas_seed(self.config.seed, self.canvas)
         self.rng = CounterRNG(seed, torch.arange(len(canvas), device=canvas.device))
-        context = context_of(PipelinePrediction(canvas[..., None].expand(-1, -1, 2)), self._inputs(canvas))
-        self.state = self.sampler.init(context)._replace(tokens=canvas)
+        self.state = first_state(self.sampler, self.rng, canvas.shape[1], vocab_size)._replace(tokens=canvas)
         self.returned, self.finished = canvas, torch.zeros_like(canvas[:, :1], dtype=torch.bool)
 
 
-class MendScheduler(CommittedRevealScheduler):
-    """Mend as a scheduler: CRS that can revise committed tokens."""
+def _init(kind: type[Sampler]) -> Any:
+    """The `__init__` of a scheduler for this sampler, from whose signature diffusers reads what to save and load."""
 
-    kind = Mend
-    __init__ = _init(Mend)
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        check_names(kind, {name: value for name, value in named.items() if name not in SETTINGS}, type(self).__name__)
+        seed = self.config.seed
+        if seed is not None and not (type(seed) is int and 0 <= seed < SEED_LIMIT):
+            raise LimpetError(f"seed is {seed!r}; it takes a whole number from 0, of at most 64 bits, or None")
+        self.restart(self.config.num_inference_steps)
+
+    defaults = {**SETTINGS, **{name: param.default for name, param in params(kind).items() if name != "nfe"}}
+    place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [inspect.Parameter(name, place, default=default) for name, default in defaults.items()]
+    init.__signature__ = inspect.Signature([inspect.Parameter("self", place), *own])  # type: ignore[attr-defined]
+    return configuration.register_to_config(init)
+
+
+@cache
+def scheduler_class(kind: type[Sampler]) -> type[SamplerScheduler]:
+    """The scheduler's class for the class of a sampler."""
+    name = "CommittedRevealScheduler" if kind is CRS else f"{kind.__name__}Scheduler"
+    about = {"__doc__": kind.__doc__, "__module__": __name__, "__init__": _init(kind), "kind": kind}
+    return type(name, (SamplerScheduler,), about)
+
+
+def scheduler_for(sampler: Sampler | str, seed: int | None = None) -> SamplerScheduler:
+    """A scheduler for a sampler or a text such as "mend budget=.5".
+
+    seed: see `SamplerScheduler`. The pipeline's `num_inference_steps` takes the place of the sampler's `nfe`."""
+    chosen = check_sampler(as_sampler(sampler))
+    values = {name: getattr(chosen, name) for name in params(type(chosen)) if name != "nfe"}
+    # Defaults are left out, so that another scheduler made from this one's config has its own.
+    own = {name: value for name, value in values.items() if value != params(type(chosen))[name].default}
+    return scheduler_class(type(chosen))(num_inference_steps=chosen.nfe, seed=seed, **own)
+
+
+# The schedulers of the built-in samplers, by the name of the class. Guidance has none: a canvas has no fixed tokens.
+SCHEDULERS = {one.__name__: one for one in (scheduler_class(k) for k in map(find, BUILTIN) if not k.needs_fixed)}
+globals().update(SCHEDULERS)
+
+
+def __getattr__(name: str) -> type[SamplerScheduler]:
+    raise AttributeError(f"there is no {name} here; there are {', '.join(SCHEDULERS)}")

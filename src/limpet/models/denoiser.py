@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -110,8 +110,8 @@ class Canvas(Denoiser):
         rows: (R,) the samples that continue, where several samples were given before."""
 
     @abstractmethod
-    def prompt(self, text: str) -> list[int]:
-        """A user's message as the tokens that precede the reply."""
+    def prompt(self, chat: str | Sequence[Mapping[str, str]]) -> list[int]:
+        """A user's message, or a chat of messages with `role` and `content`, as the tokens that precede the reply."""
 
 
 class WrappedDenoiser(Denoiser):

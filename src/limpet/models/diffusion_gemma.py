@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -153,17 +153,19 @@ class Gemma(Canvas):
         twin.digest = hashlib.sha256(content.encode()).hexdigest()
         return twin
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, chat: str | Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer is None:
             raise LimpetError(f"{self.name} has no tokenizer: give the prompt as token ids")
         if self.template is None:
-            return [*([] if self.begin is None else [self.begin]), *self.tokenizer.encode(text)]
+            if not isinstance(chat, str):
+                raise LimpetError(f"{self.name} has no chat template: give the prompt as a text")
+            return [*([] if self.begin is None else [self.begin]), *self.tokenizer.encode(chat)]
         render = import_extra("transformers.utils.chat_template_utils", "gemma").render_jinja_template
         special = {"bos": self.begin, "eos": next(iter(self.ends), None), "pad": self.pad}
         texts = {f"{name}_token": self.tokenizer.token_text(id) for name, id in special.items() if id is not None}
-        chat = [{"role": "user", "content": text}]
+        messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else list(chat)
         try:
-            rendered, _ = render([chat], chat_template=self.template, add_generation_prompt=True, **texts)
+            rendered, _ = render([messages], chat_template=self.template, add_generation_prompt=True, **texts)
         except Exception as error:  # a template may do anything that its sandbox allows
             raise LimpetError(f"the chat template of {self.name} cannot be filled in ({error}): correct it") from error
         return self.tokenizer.encode(rendered[0])

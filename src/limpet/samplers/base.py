@@ -292,6 +292,10 @@ class Sampler(ABC):
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         """One network call: the state after it, and what it read and did. The last of `nfe` returns the output."""
 
+    def model_input(self, state: State) -> Tensor:
+        """(B, L) the tokens that the next call gives the network. A sampler that changes them says so here."""
+        return state.tokens
+
     def replay(self, ctx: Context, recorded: tuple[Any, ...]) -> State:
         """The first state of a trajectory that repeats the choices of a finished one with this final memory."""
         raise LimpetError(f"{self.name} cannot replay: leave replay out")

@@ -92,6 +92,9 @@ class Gibbs(Sampler):
     def init(self, ctx: Context) -> State:
         return self.inner.init(ctx)
 
+    def model_input(self, state: State) -> Tensor:
+        return self.inner.model_input(state._replace(call=self.scheduled(state.call)[0]))
+
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         call, correction = self.scheduled(state.call)
         inner_state = state._replace(call=call)  # the predictor's uniforms depend on its own count of calls

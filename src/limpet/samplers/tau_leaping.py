@@ -17,6 +17,7 @@ from limpet.samplers.base import Context, State, StepInfo
 from limpet.samplers.native import Native
 from limpet.samplers.params import param
 
+LEAST_SIGNAL = 1e-9
 Rule = Literal["tau-leaping", "first-jump", "euler"]
 
 # The probability that a token changes, as a function of the expected number of its jumps.
@@ -75,8 +76,10 @@ class TauLeaping(Native):
 
 
 def forward_rate(ctx: Context, t: float) -> float:
-    """The rate at which the forward process jumps from a token to each token: -a' / (a V), where a is the signal."""
-    return -float(ctx.model.schedule.slope(t)) / (ctx.signal(t) * ctx.model.vocab_size)
+    """The rate at which the forward process jumps from a token to each token: -a' / (a V), where a is the signal.
+
+    A schedule without any signal at t = 1 has an infinite rate there; the largest one that is used jumps as surely."""
+    return -float(ctx.model.schedule.slope(t)) / (max(ctx.signal(t), LEAST_SIGNAL) * ctx.model.vocab_size)
 
 
 def reverse_rates(ctx: Context, log_probs: Tensor, own: Tensor, t: float, support: Support) -> Tensor:

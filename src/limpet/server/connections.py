@@ -21,7 +21,7 @@ from limpet.server.scheduler import Queue
 HEAD_SECONDS = 10.0  # for the head of a request to arrive
 UNREAD_SECONDS = 10.0  # that a client may leave an answer unread
 CONNECTIONS = 256  # in all; above it, the address with the most connections loses one
-CONNECTIONS_EACH = 64  # from one address that is not a trusted proxy
+CONNECTIONS_EACH = 128  # from one address that is not a trusted proxy
 LINGER_SECONDS = 1.0  # for a refused client to ask, and then to read its refusal
 SHUTDOWN_SECONDS = 1.5  # for clients to read their last answer when the server stops
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -130,19 +130,21 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which stops within seconds and answers 503 to every client that still waits."""
+    """uvicorn's server. When it stops, it finishes the API's requests that run, and answers 503 to all others.
 
-    def __init__(self, app: Any) -> None:
+    settings: of uvicorn, in place of those here."""
+
+    def __init__(self, app: Any, **settings: Any) -> None:
         proxies = list(map(str, app.state.proxies))
         config = uvicorn.Config(
-            app, http=Connection, proxy_headers=bool(proxies), forwarded_allow_ips=proxies, **SETTINGS
+            app, http=Connection, proxy_headers=bool(proxies), forwarded_allow_ips=proxies, **{**SETTINGS, **settings}
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that left
         self._queue: Queue = app.state.queue
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._queue.close()
+        await self._queue.drain(lambda: self.force_exit)
         asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._abort_connections)
         await super().shutdown(sockets)
 

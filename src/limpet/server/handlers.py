@@ -12,8 +12,9 @@ import numpy as np
 from limpet.errors import LimpetError
 from limpet.evaluation import Judge, SampleSet, convention_for, evaluate, source_judge
 from limpet.evaluation.comparison import METRICS
+from limpet.evaluation.judges import builtin_fits
 from limpet.generation import sample
-from limpet.models import Denoiser
+from limpet.models import Canvas, Denoiser, tokenizer_digest
 from limpet.models.exact import Source
 from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler
@@ -29,10 +30,13 @@ class Resources:
 
     models: Mapping[str, Denoiser]
     judge: Judge | None = None  # of models whose true distribution is not known
+    any_text: bool = True  # whether the judge was asked for by name; else it reads only texts of its own tokens
 
     def judge_of(self, model: Denoiser) -> Judge | None:
         """The judge of a model's texts: its true distribution where that is known, else the one that can read them."""
         judge = source_judge(model) or self.judge
+        if judge is self.judge and not self.any_text and not builtin_fits([tokenizer_digest(model.tokenizer)]):
+            return None
         try:
             if judge is not None:
                 convention_for(judge, model)
@@ -46,6 +50,7 @@ class Resources:
             name: {
                 "name": name, "digest": model.digest, "vocab_size": model.vocab_size, "length": model.length,
                 "any_length": not isinstance(model, Source), "has_text": model.tokenizer is not None,
+                "is_canvas": isinstance(model, Canvas),
                 "judge": None if (judge := self.judge_of(model)) is None else judge.name,
             }
             for name, model in self.models.items()
@@ -116,10 +121,6 @@ def trajectory_file(resources: Resources, request: Request, report: Report) -> b
 def trajectory_events(resources: Resources, request: Request, report: Report) -> None:
     """The events alone."""
     trajectories(resources, request, report)
-
-
-HANDLERS: dict[str, Callable[[Resources, Request, Report], Any]]
-HANDLERS = {"samples": samples, "file": trajectory_file, "events": trajectory_events}
 
 
 def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: int) -> list[dict[str, Any]]:

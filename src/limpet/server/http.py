@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,12 +17,14 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from limpet import samplers as registered
 from limpet.errors import LimpetError
 from limpet.samplers import CRS, Native, Sampler
-from limpet.server import schema
+from limpet.server import openai, schema
 from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
+from limpet.server.metrics import Counted
 from limpet.server.playground import playground
 from limpet.server.scheduler import BROKEN, ClientLeft, Limits, Queue, Refusal, RequestJob
 from limpet.server.workers import WorkerFactory
@@ -45,12 +48,18 @@ def application(
     samplers: Mapping[str, Sampler] | None = None,
     available: Mapping[str, type[Sampler]] | None = None,
     proxies: tuple[str, ...] = (),
+    *,
+    page: bool = True,
+    api: bool = False,
+    api_key: str | None = None,
 ) -> Starlette:
     """The server as an ASGI application.
 
     worker: makes a worker, whose first model is the default one. host: the address that the server listens on. names:
     other names that it answers to. samplers: those that the page starts with (default: native and CRS). available: the
-    samplers that a request may name (default: all that have a name here). proxies: addresses of trusted proxies."""
+    samplers that a request may name (default: all that have a name here). proxies: addresses of trusted proxies. page:
+    whether the playground is served. api: whether the OpenAI-compatible API is served. api_key: what its requests must
+    bear."""
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
     samplers = samplers or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
@@ -68,7 +77,7 @@ def application(
             first = await job.events.get()
             if first is None:  # it cannot begin: answer with a status instead of a stream
                 raise job.future.exception() or ClientLeft
-            return EventStream(job, _event(*first))
+            return EventStream(job, _events(job, _event(*first)))
         result: Any = await _result(http_request, job)
         if file:
             disposition = f'attachment; filename="limpet-{request.seed}.limpet"'
@@ -76,6 +85,32 @@ def application(
         if kind == "sample":
             return _answer({"samples": next(iter(result.values()))})
         return _answer({"samplers": {name: samples[0] for name, samples in result.items()}})
+
+    async def complete(kind: str, http_request: Request) -> Response:
+        openai.check_key(api_key, http_request.headers.get("authorization", ""))
+        fields, request = openai.read(await _body(http_request, limits.body), kind, offer)
+        job = queue.submit("completions", request, http_request.client.host if http_request.client else "")
+        answers = openai.Answers(fields, request, offer.models[request.model]["digest"], queue.metrics)
+        if not fields.get("stream"):
+            return _answer(answers.whole(await _result(http_request, job)))
+        first = await _unless_left(http_request, job, asyncio.ensure_future(job.events.get()))
+        if first is None and (error := job.future.exception()) is not None:
+            raise error  # it cannot begin: answer with a status instead of a stream
+        return EventStream(job, answers.chunks(job, first))
+
+    async def list_models(http_request: Request) -> Response:
+        openai.check_key(api_key, http_request.headers.get("authorization", ""))
+        listed = openai.models(offer.models, started)
+        if (name := http_request.path_params.get("model")) is None:
+            return _answer(listed)
+        if name not in offer.models:
+            raise openai.unknown_model(name, offer)
+        return _answer(next(one for one in listed["data"] if one["id"] == name))
+
+    async def show_metrics(http_request: Request) -> Response:
+        openai.check_key(api_key, http_request.headers.get("authorization", ""))
+        gauges = {"limpet_requests_waiting": len(queue.jobs), "limpet_ready": queue.status == "ready"}
+        return Response(queue.metrics.text(gauges), 200, HEADERS, "text/plain; version=0.0.4; charset=utf-8")
 
     async def ready(http_request: Request) -> Response:
         return _answer({"status": queue.status}, 200 if queue.status == "ready" else 503)
@@ -85,20 +120,29 @@ def application(
         yield
         queue.close()
 
-    home, policy = playground(page_data)
-    fixed_answers = {
-        "/": HTMLResponse(home, headers={**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}),
-        "/health": _answer({"status": "ok"}),
-        "/api/models": _answer({"models": page_data["models"]}),
-        "/api/openapi.json": _answer(schema.openapi(kinds)),
-    }
+    started = int(time.time())
+    routes = [Route("/health", _answer({"status": "ok"}), methods=["GET"]), Route("/ready", ready)]
+    if page:
+        home, policy = playground(page_data)
+        headers = {**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+        fixed_answers = {
+            "/": HTMLResponse(home, headers=headers),
+            "/api/models": _answer({"models": page_data["models"]}),
+            "/api/openapi.json": _answer(schema.openapi(kinds)),
+        }
+        routes += [Route(path, response, methods=["GET"]) for path, response in fixed_answers.items()]
+        routes += [Route(f"/api/{kind}", partial(answer_request, kind), methods=["POST"]) for kind in kinds]
+    if api:
+        routes += [Route(path, list_models) for path in ("/v1/models", "/v1/models/{model:path}")]
+        routes += [Route("/metrics", show_metrics)]
+        routes += [Route("/v1/completions", partial(complete, "completion"), methods=["POST"])]
+        routes += [Route("/v1/chat/completions", partial(complete, "chat"), methods=["POST"])]
     app = Starlette(
-        routes=[
-            *(Route(path, response, methods=["GET"]) for path, response in fixed_answers.items()),
-            Route("/ready", ready),
-            *(Route(f"/api/{kind}", partial(answer_request, kind), methods=["POST"]) for kind in kinds),
+        routes=routes,
+        middleware=[
+            Middleware(Counted, metrics=queue.metrics, paths={route.path for route in routes}),
+            Middleware(RequestFilter, host=host, names=names, error=_bad_request),
         ],
-        middleware=[Middleware(RequestFilter, host=host, names=names, error=_bad_request)],
         exception_handlers=dict.fromkeys((LimpetError, HTTPException, ClientLeft, Exception), _error_answer),
         lifespan=lifespan,
     )
@@ -149,44 +193,61 @@ def _answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return JSONResponse(value, status, {**HEADERS, **(headers or {})})
 
 
-def _bad_request(sentence: str) -> Response:
-    return _answer({"error": sentence}, 400, {"Connection": "close"})
+def _error(path: str, error: LimpetError, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """An error in the form of the API that was asked."""
+    if path.startswith("/v1/") or path == "/metrics":
+        status = 400 if status == 422 else status
+        return _answer(openai.error_body(error, status), status, headers)
+    return _answer({"error": str(error)}, status, headers)
+
+
+def _bad_request(sentence: str) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await _error(scope["path"], LimpetError(sentence), 400, {"Connection": "close"})(scope, receive, send)
+
+    return answer
 
 
 async def _error_answer(request: Request, error: Exception) -> Response:
+    path = request.url.path
     match error:
         case ClientLeft():
             return Response(status_code=499)  # nobody reads it
         case Refusal():
-            return _answer({"error": str(error)}, error.status, error.headers)
+            return _error(path, error, error.status, error.headers)
         case LimpetError():
-            return _answer({"error": str(error)}, 422)
+            return _error(path, error, 422)
         case HTTPException():
             sentence = f"{error.detail}: {request.method} is not served here"
-            return _answer({"error": sentence}, error.status_code, error.headers)
-    return _answer({"error": BROKEN}, 500)  # uvicorn logs the error itself
+            return _error(path, LimpetError(sentence), error.status_code, error.headers)
+    return _error(path, LimpetError(BROKEN), 500)  # uvicorn logs the error itself
 
 
 async def _result(request: Request, job: RequestJob) -> Any:
     """The job's result; if the client leaves first, the job stops."""
-    done, left = asyncio.wrap_future(job.future), asyncio.ensure_future(_wait_until_left(request.receive))
+    return await _unless_left(request, job, asyncio.wrap_future(job.future))
+
+
+async def _unless_left(request: Request, job: RequestJob, awaited: asyncio.Future[Any]) -> Any:
+    left = asyncio.ensure_future(_wait_until_left(request.receive))
     try:
-        await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
+        await asyncio.wait({awaited, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not awaited.done():
             raise ClientLeft
-        return done.result()
+        return awaited.result()
     finally:
-        job.stop()
+        if not awaited.done():
+            job.stop()
         left.cancel()
-        done.cancel()
+        awaited.cancel()
 
 
 class EventStream(StreamingResponse):
     """Server-sent events of one job, which ends with the answer."""
 
-    def __init__(self, job: RequestJob, first: str) -> None:
+    def __init__(self, job: RequestJob, events: AsyncIterator[str]) -> None:
         self.job = job
-        super().__init__(_events(job, first), 200, {**HEADERS, "X-Accel-Buffering": "no"}, schema.EVENTS)
+        super().__init__(events, 200, {**HEADERS, "X-Accel-Buffering": "no"}, schema.EVENTS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:

@@ -179,7 +179,7 @@ def _build(offer: Offer, model: BaseModel) -> Sampler:
     return sampler
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value, short enough for a sentence."""
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -188,20 +188,20 @@ def _brief(value: Any) -> str:
 def _sentence(error: Mapping[str, Any], model: type[BaseModel], offer: Offer) -> str:
     """One error of pydantic in plain words."""
     loc, value = error["loc"], error["input"]
-    inside, where = (_brief(".".join(map(str, part))).strip('"') or "the request" for part in (loc[:-1], loc))
+    inside, where = (brief(".".join(map(str, part))).strip('"') or "the request" for part in (loc[:-1], loc))
     if error["type"] == "extra_forbidden":
         own: Any = FixedText.model_fields if loc[0] == "fixed" else model.model_fields
         is_param = loc[0] in ("sampler", "samplers") and len(loc) > 1
         known = params(offer.available[loc[-2]]) if is_param else own
-        return str(unknown_name(f"{inside} has no field", _brief(loc[-1]).strip('"'), known))
+        return str(unknown_name(f"{inside} has no field", brief(loc[-1]).strip('"'), known))
     if error["type"].startswith("union_tag"):
-        return f"{where} names the sampler {_brief(value.get('sampler'))}; here are {', '.join(offer.available)}"
+        return f"{where} names the sampler {brief(value.get('sampler'))}; here are {', '.join(offer.available)}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{where} is {_brief(value)}; it takes an object"
+        return f"{where} is {brief(value)}; it takes an object"
     if error["type"] == "value_error":  # of a sampler's own check
         return f"in {where}: {error['ctx']['error']}"
     message = error["msg"].replace("Input", "it", 1).replace("Dictionary", "it")
-    return f"{where} is {_brief(value)}; {message[0].lower()}{message[1:].replace(' after validation', '')}"
+    return f"{where} is {brief(value)}; {message[0].lower()}{message[1:].replace(' after validation', '')}"
 
 
 def openapi(models: Mapping[str, type[BaseModel]]) -> dict[str, Any]:

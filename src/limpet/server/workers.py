@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.server.handlers import HANDLERS, Report, Request, Resources
+from limpet.server import handlers
+from limpet.server.completions import completions
+from limpet.server.handlers import Report, Resources
 from limpet.server.scheduler import BROKEN, ClientLeft, Refusal, WorkerDied
 
 LOG = logging.getLogger(__name__)
@@ -29,6 +31,12 @@ GRACE_SECONDS = 1.0  # for a network call to end when its result is not wanted a
 ONEDNN_CACHE = "16"  # kernels that oneDNN keeps, one per number of rows; its default of 1024 takes too much memory
 MEMORY_GROWTH = 192 << 20  # bytes beyond its start at which a process is replaced: a user's model may leak
 
+HANDLERS: dict[str, Callable[[Resources, Any, Report], Any]] = {
+    "samples": handlers.samples,
+    "file": handlers.trajectory_file,
+    "events": handlers.trajectory_events,
+    "completions": completions,  # of several requests together
+}
 LOADING = 0  # the number of a process's first work; those of requests follow
 STOP = None  # the kind of message that ends the work with its number
 Check = Callable[[], None]  # raises when work must stop
@@ -46,7 +54,7 @@ class LocalWorker:
     def prepare(self, check: Check) -> None:
         """Wait until it can begin; `check` is called meanwhile."""
 
-    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+    def run(self, kind: str, request: Any, report: Report, check: Check) -> Any:
         """The result of a request. `report` is called after every network call, `check` also during a call."""
         return HANDLERS[kind](self.resources, request, report)
 
@@ -94,7 +102,7 @@ class WorkerProcess:
             self.models = self._result(LOADING, lambda kind, data: None, check)
             self._is_loaded, self._memory_at_start = True, self._memory()
 
-    def run(self, kind: str, request: Request, report: Report, check: Check) -> Any:
+    def run(self, kind: str, request: Any, report: Report, check: Check) -> Any:
         number = next(self._numbers)
         try:
             with suppress(ConnectionError):  # noticed in `_result`, like any death of the process
@@ -205,7 +213,7 @@ def _serve(pipe: Connection, load: Callable[[], Resources]) -> None:
             message = "failed", traceback.format_exc()
         pipe.send((number, *message))
 
-    def answer(number: int, kind: str, request: Request) -> None:
+    def answer(number: int, kind: str, request: Any) -> None:
         def report(*event: Any) -> None:
             while pipe.poll():
                 if pipe.recv()[:2] == (number, STOP):

@@ -65,9 +65,10 @@ def plan(transition: Transition, network_call: NetworkCall) -> PackedPlan | spar
     grid = (triton.cdiv(tokens.numel(), 1024),)
     kernels.plan[grid](
         tokens, _bytes(transition.revise), _bytes(transition.inspect), network_call.rng.samples, needed, *outcome,
-        _signed(network_call.rng.seed), transition.call, _bits(transition.coins.fresh), _bits(transition.coins.noise),
+        *_seeds(network_call), transition.call, _bits(transition.coins.fresh), _bits(transition.coins.noise),
         network_call.vocab_size, tokens.shape[1], tokens.numel(),
-        NOISY=transition.coins.has_noise, GAIN=gain is not None, BLOCK=1024,
+        NOISY=transition.coins.has_noise, GAIN=gain is not None, SEEDS=isinstance(network_call.rng.seed, Tensor),
+        BLOCK=1024,
     )  # fmt: skip
     count = needed.cumsum(0, dtype=torch.int32)
     kernels.pack[grid](needed, count, index, network_call.nonfinite_at, message, tokens.numel(), BLOCK=1024)
@@ -94,7 +95,7 @@ def advance(head: Head, features: Tensor, plan: PackedPlan | sparse.SparsePlan) 
         transition.tokens.contiguous(), network_call.tokens.contiguous(),
         _shifts(network_call) if network_call.convert else None, None if against is None else against.contiguous(),
         _bytes(transition.revise), _bytes(transition.inspect), network_call.rng.samples, *plan.outcome,
-        network_call.nonfinite_at, _signed(network_call.rng.seed), transition.call, *map(_bits, numbers),
+        network_call.nonfinite_at, *_seeds(network_call), transition.call, *map(_bits, numbers),
         transition.tokens.shape[1],
     )  # fmt: skip
     needed = plan.needed()
@@ -106,7 +107,7 @@ def advance(head: Head, features: Tensor, plan: PackedPlan | sparse.SparsePlan) 
             logits, logits.stride(0), index, *arguments, VOCAB=vocab, WIDTH=_width(logits),
             NUCLEUS=transition.support.top_p < 1, PAPER=transition.support.boundary == "paper",
             READ=int(network_call.convert) + 2 * (transition.temperature != 1), GAIN=against is not None,
-            FRESH=fresh > uniform,
+            FRESH=fresh > uniform, SEEDS=isinstance(network_call.rng.seed, Tensor),
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab)), num_warps=WARPS, maxnreg=REGISTERS,
             enable_fp_fusion=transition.temperature == 1,  # the product with 1 / temperature must be rounded
         )  # fmt: skip
@@ -156,9 +157,10 @@ def _bytes(mask: Tensor) -> Tensor:
     return mask.contiguous().view(torch.uint8)
 
 
-def _signed(seed: int) -> int:
-    """The 64 bits of a seed as a signed integer."""
-    return (seed + 2**63) % 2**64 - 2**63
+def _seeds(network_call: NetworkCall) -> tuple[Tensor | None, int]:
+    """The seed of each sample, where they differ, and the 64 bits of their common one as a signed integer."""
+    seed = network_call.rng.seed
+    return (seed.contiguous(), 0) if isinstance(seed, Tensor) else (None, (seed + 2**63) % 2**64 - 2**63)
 
 
 def _bits(number: float) -> int:

@@ -42,14 +42,15 @@ def _uniforms(seed, step, position, sample, purpose: tl.constexpr):
 
 @triton.jit(do_not_specialize=SCALARS)
 def plan(
-    tokens, revise, inspect, samples, needed, moved, top, deficit, gain,
+    tokens, revise, inspect, samples, needed, moved, top, deficit, gain, seeds,
     seed: tl.int64, step: tl.int64, fresh: tl.int64, noise: tl.int64, vocab, length, size,
-    NOISY: tl.constexpr, GAIN: tl.constexpr, BLOCK: tl.constexpr,
+    NOISY: tl.constexpr, GAIN: tl.constexpr, SEEDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Mark the positions that need a distribution, and write the outcome of all others."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     sample = tl.load(samples + i // length, inside, other=0)
+    seed = tl.load(seeds + i // length, inside, other=0) if SEEDS else seed
     u, _ = _uniforms(seed, step, i % length, sample, COINS)
     free = tl.load(revise + i, inside, other=0) != 0
     reads = (u < _number(fresh)) & free
@@ -242,10 +243,10 @@ def _draw(
 @triton.jit(do_not_specialize=SCALARS)
 def rows(
     logits, stride, index, tokens, inputs, shifts, against, revise, inspect, samples, moved, top, deficit, gain,
-    nonfinite_at, seed: tl.int64, step: tl.int64, draw: tl.int64, uniform: tl.int64, fresh: tl.int64, stay: tl.int64,
-    pull: tl.int64, top_p: tl.int64, beta: tl.int64, length,
+    nonfinite_at, seeds, seed: tl.int64, step: tl.int64, draw: tl.int64, uniform: tl.int64, fresh: tl.int64,
+    stay: tl.int64, pull: tl.int64, top_p: tl.int64, beta: tl.int64, length,
     VOCAB: tl.constexpr, WIDTH: tl.constexpr, NUCLEUS: tl.constexpr, PAPER: tl.constexpr, READ: tl.constexpr,
-    GAIN: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
+    GAIN: tl.constexpr, FRESH: tl.constexpr, SEEDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of logits for each program: argmax, deficit and gain where the position is inspected, and the next token
     where the route reads the distribution. The row is read twice. A draw reads it up to the drawn token. The nucleus is
@@ -307,6 +308,7 @@ def rows(
 
     position = place % length
     sample = tl.load(samples + place // length)
+    seed = tl.load(seeds + place // length) if SEEDS else seed
     first, second = _uniforms(seed, step, position, sample, COINS)
     if (first < _number(fresh)) & (tl.load(revise + place) != 0):
         is_fresh = first >= _number(uniform) if FRESH else False

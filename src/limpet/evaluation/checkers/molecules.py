@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from limpet.errors import LimpetError, import_extra
+from limpet.errors import import_extra
 from limpet.evaluation.checkers.hashes import HashSet
 from limpet.models.model_files import BUILTIN_FOLDER
 
@@ -87,12 +87,8 @@ class MoleculeChecker:
     @cached_property
     def held_out(self) -> dict[str, dict[int, int]]:
         """Histograms of the held-out molecules."""
-        path = self.folder / HELD_OUT
-        try:
-            stored: dict[str, Any] = json.loads(path.read_text())
-            return {name: {int(key): count for key, count in stored[name].items()} for name in HISTOGRAMS}
-        except (OSError, ValueError, LookupError, AttributeError) as error:
-            raise LimpetError(f"{path} holds no histograms ({error}): install limpet again") from error
+        stored: dict[str, Any] = json.loads((self.folder / HELD_OUT).read_text())
+        return {name: {int(key): count for key, count in stored[name].items()} for name in HISTOGRAMS}
 
     @property
     def conventions(self) -> dict[str, str]:

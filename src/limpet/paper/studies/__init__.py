@@ -11,10 +11,9 @@ from typing import Any
 from limpet.errors import LimpetError
 from limpet.experiments import Cell, Claim, Figure, Probe, ReportContent, Results, Study
 from limpet.paper.studies import audits
-from limpet.paper.studies.presets import PRESETS, Preset, preset, read_toml
+from limpet.paper.studies.presets import PRESETS, TEXTS, Preset, preset
 from limpet.paper.studies.published import NOT_IN_PAPER, PaperResults
 
-TEXTS = read_toml("studies.toml")
 STUDIES = {name: texts["about"] for name, texts in TEXTS.items()}
 AUDITS = {name: texts["about"] for name, texts in audits.FILE.content.items()}  # they have presets of their own
 PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # functions that a study's module may have

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Cell, Entry, Finding, Table, within
-from limpet.paper.studies.presets import Preset
+from limpet.experiments import Entry, Finding, Table, within
+from limpet.paper.studies.presets import Preset, defined_cells
 from limpet.paper.studies.published import Claims, PaperResults, published
 
 ROWS = tuple(product(("base", "distilled"), (1.0, 0.9)))  # role and top-p
@@ -16,12 +16,7 @@ FINAL_STEPS = ("sample", "argmax")
 NEAR = 0.05  # nats; studies.toml gives the reason
 
 
-def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells ROLE/TOP_P/FINAL_STEP, on samples that are independent of the NFE sweep's, as the table's caption says."""
-    for (role, p), final_step in product(ROWS, FINAL_STEPS):
-        sampler = preset.native.replace(nfe=preset.final_step_nfe, top_p=p, final_step=final_step)
-        name, first = f"{role}/{p}/{final_step}", preset.final_step_first
-        yield Cell(name, preset.roles[role], sampler, preset.final_step_n, first=first)
+cells = defined_cells("final-step")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

@@ -6,30 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Cell, Entry, Finding, Panel, PublishedValue, Table, above, between
-from limpet.paper.studies.presets import Preset
+from limpet.experiments import Entry, Finding, Panel, PublishedValue, Table, above, between
+from limpet.paper.studies.presets import Preset, defined_cells
 from limpet.paper.studies.published import Claims, PaperResults, published, ticks
-from limpet.samplers import CRS, Mend, Native, Sampler
 
 SAMPLERS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS", "mend": "Mend"}
 PAPER_LENGTH = 1024  # tokens of the paper's samples
 MEAN, ERROR = 0, 2  # their places in "41.79 ± 0.84", partitioned
 
 
-def samplers(nfe: int) -> dict[str, Sampler]:
-    """The paper's four samplers, and Mend."""
-    native = Native(nfe=nfe, final_step="argmax")
-    top_p = {f"p{p}": native.replace(top_p=float(p)) for p in (".95", ".9")}
-    return {"native": native, **top_p, "CRS": CRS(nfe=nfe), "mend": Mend(nfe=nfe)}
-
-
-def cells(preset: Preset) -> Iterable[Cell]:
-    return (
-        Cell(f"{role}/{nfe}/{name}", model, sampler, preset.n)
-        for role, model in preset.roles.items()
-        for nfe in preset.nfes
-        for name, sampler in samplers(nfe).items()
-    )
+cells = defined_cells("nfe-scaling")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

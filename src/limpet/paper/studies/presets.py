@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.experiments import JudgeSpec, Prompts
+from limpet.experiments import Cell, JudgeSpec, Prompts
 from limpet.files import Toml
 from limpet.generation import SEED
-from limpet.samplers import CRS, Mend, Native
+from limpet.samplers import CRS, Mend, Native, parse
 
 HERE = Path(__file__).parent
 
@@ -20,6 +21,9 @@ HERE = Path(__file__).parent
 def read_toml(name: str) -> dict[str, Any]:
     """The content of a TOML file in this package."""
     return tomllib.loads((HERE / name).read_text("utf-8"))
+
+
+TEXTS = read_toml("studies.toml")
 
 
 def paper_seeds(count: int) -> list[int]:
@@ -92,13 +96,9 @@ class Preset:
         """Native sampling with the paper's final step."""
         return Native(nfe=self.nfe, final_step="argmax")
 
-    def horizons(self, crs: CRS) -> dict[str, Native]:
-        """A CRS sampler by how long its tokens stay visible: never (native sampling), the horizon, unlimited."""
-        return {"0": crs.native(), "short": crs.replace(horizon=self.horizon), "unlimited": crs}
-
     @property
     def horizon_captions(self) -> dict[str, str]:
-        """The same keys, as tables print them."""
+        """How long tokens stay visible, as cells name it (never, the horizon, always) and as tables print it."""
         return {"0": "0", "short": str(self.horizon), "unlimited": "∞"}
 
     @property
@@ -134,3 +134,31 @@ def preset(name: str, n: int | None = None, prompts: str | None = None) -> Prese
     if prompts is not None:
         found = replace(found, prompts=replace(found.prompts, texts=prompts))
     return found
+
+
+def combinations(rule: Mapping[str, Any], preset: Preset) -> Iterator[dict[str, Any]]:
+    """The values that fill a rule of studies.toml, with the preset, at every combination of the rule's `each`."""
+    each = {
+        name: getattr(preset, values) if isinstance(values, str) else values
+        for name, values in rule.get("each", {}).items()
+    }
+    for values in product(*each.values()):
+        yield {"preset": preset, **dict(zip(each, values, strict=True))}
+
+
+def defined_cells(study: str) -> Callable[[Preset], list[Cell]]:
+    """The `cells` of a study whose cells are rules of studies.toml."""
+
+    def cells(preset: Preset) -> list[Cell]:
+        found = []
+        for rule in TEXTS[study]["cells"]:
+            length, prompts = (preset.prompted_length, preset.prompts) if "prompted" in rule else (None, None)
+            n, first = getattr(preset, rule["n"]), getattr(preset, rule["first"]) if "first" in rule else 0
+            for fields in combinations(rule, preset):
+                texts = [rule.get(key, "").format(**fields) for key in ("name", "model", "sampler", "replay")]
+                name, role, text, replay = (one.format(**fields) for one in texts)  # also places in values of `each`
+                sampler = parse(text, nfe=preset.nfe)[1]
+                found.append(Cell(name, preset.roles[role], sampler, n, length, prompts, replay or None, first))
+        return found
+
+    return cells

@@ -22,7 +22,7 @@ from limpet.experiments import (
     estimate_series,
     format_estimate,
 )
-from limpet.paper.studies.presets import read_toml
+from limpet.paper.studies.presets import combinations, read_toml
 
 METRIC_CAPTIONS = {
     "ppl": "GenPPL",
@@ -175,7 +175,7 @@ class PaperResults(Results):
 
         measure: "nll:2" is under the second judge, which may be missing here."""
         if on:
-            estimate, cells = self.at_equal(*cells, on, measure), (f"{cells[0]} at equal {on}",)
+            estimate, cells = self.at_equal(cells[0], on, measure), (f"{cells[0]} at equal {on}",)
         elif measure != "nll:2":
             estimate, measure = self.contrast(*cells, measure=measure), self.paper_measure(measure)
         elif len(self.judges) > 1:
@@ -191,12 +191,7 @@ class PaperResults(Results):
 
     def expanded(self, rule: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         """The name and the cells of a rule of the study's texts, at every combination of its `each`."""
-        each = {
-            name: getattr(self.preset, values) if isinstance(values, str) else values
-            for name, values in rule.get("each", {}).items()
-        }
-        for values in product(*each.values()):
-            fields = {"preset": self.preset, **dict(zip(each, values, strict=True))}
+        for fields in combinations(rule, self.preset):
             name, *cells = (text.format(**fields) for text in (rule["name"], *rule["cells"]))
             yield name, cells
 
@@ -215,7 +210,7 @@ class PaperResults(Results):
         for (measure, suffix), rule in product(judges.items(), rules):
             for name, cells in self.expanded(rule):
                 if on := rule.get("on", ""):
-                    row, estimate = f"{cells[0]} at equal {on}", self.at_equal(*cells, on)
+                    row, estimate = f"{cells[0]} at equal {on}", self.at_equal(cells[0], on)
                 else:
                     row, estimate = row_name(*cells), self.contrast(*cells, measure=measure)
                 paper = self.paper_text(row, measure) if rule.get("paper") == "printed" else ""

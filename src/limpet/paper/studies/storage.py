@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments import Cell, Panel, Series, Table
-from limpet.paper.studies.presets import Preset
+from limpet.experiments import Panel, Series, Table
+from limpet.paper.studies.presets import Preset, defined_cells
 from limpet.paper.studies.published import PaperResults, ticks
-from limpet.samplers import Mend
 
 TOP_PS = (1.0, 0.9, 0.85, 0.8)  # after a warmup at 0.9; the paper does not list its sweep
 SAMPLERS = {
@@ -22,15 +21,7 @@ SAMPLERS = {
 }
 
 
-def cells(preset: Preset) -> Iterator[Cell]:
-    for p in TOP_PS:
-        crs = preset.crs.replace(top_p=0.9, late_top_p=p, write="both")
-        final_only = crs.replace(write="output", values="recorded")
-        yield Cell(f"{p}/CRS", preset.distilled, crs, preset.n)
-        yield Cell(f"{p}/final-only", preset.distilled, final_only, preset.n, replay=f"{p}/CRS")
-        parameters = {name: value for name, value in crs.to_dict().items() if name != "sampler"}
-        yield Cell(f"{p}/mend", preset.distilled, Mend(**parameters), preset.n)
-        yield Cell(f"{p}/revisable", preset.distilled, preset.horizons(crs)["0"], preset.n)
+cells = defined_cells("storage")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

@@ -11,7 +11,7 @@ from limpet.experiments import Cell, Entry, Probe, ProbeValue, Table, format_est
 from limpet.generation import Inputs, rollout
 from limpet.models import Denoiser
 from limpet.paper.studies.audits import cost, estimate_of, percent
-from limpet.paper.studies.presets import Preset
+from limpet.paper.studies.presets import Preset, defined_cells
 from limpet.paper.studies.published import PaperResults
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
 from limpet.samplers import CRS, State
@@ -25,13 +25,10 @@ REFRESHED = {  # the last two are not in the paper: they separate revising token
 CHANGES = ("tokens replaced", "tokens reverted")
 
 
-def cells(preset: Preset) -> Iterator[Cell | Probe]:
-    yield Cell("native", preset.distilled, preset.native, preset.n)
-    yield Cell("argmax", preset.distilled, preset.crs, preset.n)
-    for values in list({**VALUES, **REFRESHED})[1:]:
-        yield Cell(values, preset.distilled, preset.crs.replace(values=values), preset.n, replay="argmax")
+def cells(preset: Preset) -> list[Cell | Probe]:
     settings = AuditSettings(n=preset.n, nfe=preset.nfe)
-    yield Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
+    changes = Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
+    return [*defined_cells("values")(preset), changes]
 
 
 class ChangeCounts(NamedTuple):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 from limpet.diffusion.process import warmup_steps
-from limpet.experiments import Cell, Contrast, Entry, Panel, Table, format_signed
-from limpet.paper.studies.presets import Preset
+from limpet.experiments import Contrast, Entry, Panel, Table, format_signed
+from limpet.paper.studies.presets import Preset, defined_cells
 from limpet.paper.studies.published import PaperResults, row_name, ticks
 
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
 SAMPLERS = {"native": "native", "unlimited": "CRS"}  # the two ends of the horizons
 
 
-def cells(preset: Preset) -> Iterable[Cell]:
-    return (
-        Cell(f"{f}/{'native' if horizon == '0' else horizon}", preset.distilled, sampler, preset.fine_n)
-        for f in WARMUPS
-        for horizon, sampler in preset.horizons(preset.crs.replace(warmup=f)).items()
-    )
+cells = defined_cells("warmup")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
