@@ -31,7 +31,7 @@ from limpet.models import (
     check_model,
     tokenizer_digest,
 )
-from limpet.samplers import CRS, Context, Sampler, State, StepInfo, as_sampler, from_dict
+from limpet.samplers import Context, Sampler, State, StepInfo, choose_sampler, from_dict
 
 SEED = 8200  # default seed
 SEEDS = (8200, 8210, 8220, 8230)  # default seeds of comparisons and studies: the paper's
@@ -424,22 +424,26 @@ def sample(
     batch_size: int | None = None,
     progress: bool | Progress = False,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     replay: tuple[Tensor, ...] | None = None,
     first: int = 0,
     backend: Backend | None = None,
 ) -> Samples:
     """Draw n samples of a model.
 
-    model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: CRS with 64 network
-    calls). seed: a sample depends on its seed and number alone, not on its batch, up to a network's rounding. length:
-    tokens of a sample (default: the model's). prompt: text or ids that every sample begins with, or a list of n of
-    them. fixed: tokens anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or
-    (n, L) with -1 where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in
-    one batch (default: by device). progress: True for a bar, or a function of the calls done and their total. replay:
-    the `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
+    model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: the one that
+    `limpet.recommended` returns for nfe and sharpness). nfe: network calls for each sample, where the sampler does
+    not set its own (default: 64). sharpness: from 0 (diverse) to 1 (sharp), in place of a sampler. seed: a sample
+    depends on its seed and number alone, not on its batch, up to a network's rounding. length: tokens of a sample
+    (default: the model's). prompt: text or ids that every sample begins with, or a list of n of them. fixed: tokens
+    anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or (n, L) with -1
+    where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in one batch
+    (default: by device). progress: True for a bar, or a function of the calls done and their total. replay: the
+    `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
     seed. backend: how a step is computed (default: the fastest)."""
-    chosen = _sampler_or_default(sampler)
     check_model(model)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, batch_size)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     for part in replay or ():
@@ -484,6 +488,8 @@ def steps(
     prompt: Prompt | None = None,
     fixed: Fixed | None = None,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     first: int = 0,
     backend: Backend | None = None,
     trace: bool = True,
@@ -492,8 +498,8 @@ def steps(
 
     trace: inspect every prediction and draw every noisy token, so that `Step.deficit` is known everywhere; False
     computes only what the sampler needs and is faster. Model inputs and output are the same."""
-    chosen = _sampler_or_default(sampler)
     check_model(model)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, None)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     rng = CounterRNG(seed, torch.arange(first, first + n, device=model.device))
@@ -510,6 +516,9 @@ def infill(
     seed: int = SEED,
     batch_size: int | None = None,
     progress: bool | Progress = False,
+    *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
 ) -> Samples:
     """Draw what stands between two texts.
 
@@ -523,12 +532,7 @@ def infill(
     before, after = (ids_of(model, text, "the text") if text else [] for text in (left, right))
     fixed = dict(enumerate(before)) | dict(enumerate(after, len(before) + gap))
     length = len(before) + gap + len(after)
-    return sample(model, sampler, n, seed, length, None, fixed, batch_size, progress)
-
-
-def _sampler_or_default(sampler: Sampler | str | None) -> Sampler:
-    """The sampler that was asked for, by default CRS with 64 network calls."""
-    return CRS() if sampler is None else as_sampler(sampler)
+    return sample(model, sampler, n, seed, length, None, fixed, batch_size, progress, nfe=nfe, sharpness=sharpness)
 
 
 def _about(model: Denoiser) -> dict[str, Any]:
@@ -562,6 +566,8 @@ def reply(
     batch_size: int | None = None,
     progress: bool | Progress = False,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     first: int = 0,
 ) -> Samples:
     """Draw n replies to a prompt, canvas by canvas.
@@ -571,7 +577,7 @@ def reply(
     finishes early saves the remaining calls of a batch once all its samples are finished. Other arguments as in
     `sample`. The first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest
     reply."""
-    chosen = _sampler_or_default(sampler)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, batch_size)
     canvases = -(-(model.length if length is None else length) // model.length)
     if canvases < 1:

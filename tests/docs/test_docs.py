@@ -32,7 +32,7 @@ from limpet.training import recipe
 from model_cases import lightning, random_network
 
 ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers", "serve"}  # see above
-RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
+RESEARCH = {"frontier", "truth", "reproduce", "audits", "theory", "speed"}
 SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
     r"^HF_HUB_OFFLINE=1 ": "",
@@ -49,6 +49,7 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"^limpet (?:tune|bulk(?!.*--verify)|sample .*--(?:out|record)).*": r"\g<0> --force",
     r"^limpet compare(?!.* (?:exact:|--n )).*": r"\g<0> --n 1 --seeds 1 2",
     r"^limpet tune mini": "limpet tune exact:words",
+    r"^limpet tune sudoku.*": "limpet tune exact:grammar --nfe 4 --n 2 --n-seeds 2",
     r"--entropy 4\.4": "--entropy 2.4",  # of words, not of mini
     r"^(limpet tune .*) --n 32": r"\1",
     r"late_top_p=\.9,\.8": "late_top_p=1,.9",
@@ -60,7 +61,7 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"^python benchmarks/body.py .*": r"\g<0> --tiny",
     r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
     r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 8 --n 1",
-    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
+    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini-cpu|mini)": r"\1",
     r"^limpet paper (?:study (?!list)|audit )(?!.*--preset).*": r"\g<0> --preset smoke",
 }
 
@@ -76,6 +77,7 @@ NOT_RUN = {  # pattern of a command -> why it does not run here
     r"(limpet|srun) .*--on ray": CLUSTER,
     r"limpet paper reproduce (?!--rehearse|.*--from)": HOURS,
     r"python benchmarks/(gpu|pareto)\.py": GPU,
+    r"python benchmarks/dial\.py": "an hour on one core",
     r"curl ": "needs a running playground; tests/server has them",
 }
 

@@ -29,7 +29,7 @@ from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
 from limpet.recording import drawings
-from limpet.samplers import CRS, Sampler, as_sampler
+from limpet.samplers import Sampler, choose_sampler
 
 FORMAT, VERSION = "limpet trajectory", 3
 CANDIDATES = 4  # most probable tokens that are kept of every position and call
@@ -387,9 +387,10 @@ def record(
     """The trajectory of one sample; its text is the one that `limpet.sample` returns for the same seed and index, up to
     a network's rounding in another batch.
 
-    sampler: an instance or a text such as "crs nfe=16" (default: CRS). sample: index under the seed. length, prompt,
-    fixed: as in `limpet.sample`. name: what viewers call the trajectory (default: the sampler's caption)."""
-    chosen = CRS() if sampler is None else as_sampler(sampler)
+    sampler: an instance or a text such as "crs nfe=16" (default: the recommended one). sample: index under the seed.
+    length, prompt, fixed: as in `limpet.sample`. name: what viewers call the trajectory (default: the sampler's
+    caption)."""
+    chosen = choose_sampler(sampler, model=model)
     (trajectory,), frames = follow(model, {name or chosen.caption: chosen}, seed, sample, length, prompt, fixed)
     for _ in frames:
         pass
