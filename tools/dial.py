@@ -35,7 +35,7 @@ JUDGED = ("mini", "mini-distilled", "exact:words")  # by NLL; the other models h
 CHECKED = {"sudoku": "valid", "molecules": "valid", "exact:grammar": "grammatical"}
 CALLS = (8, 16, 32, 64)
 ENDS = {0.0: interleave.SAMPLERS["interleaved"][0], 1.0: interleave.SAMPLERS["mend"][1]}  # as the study measured them
-NEAR = 0.01  # nats: a curve that ends so little below the own entropy is read at its end, in the rival's favour
+NEAR = 0.01  # nats: a curve that ends so near the own entropy is read at its end, rather than not at all
 WORDS = {"holds": "below", "fails": "above", "open": "open"}
 
 
@@ -95,6 +95,7 @@ def delta(own: Point, curves: Sequence[Sequence[Point]]) -> Estimate:
         parts = [part for curve in nodes if len(curve) > 1 for part in statistics.branches(*zip(*curve, strict=True))]
         entropy, nll = float(own.entropy[seeds].mean()), float(own.nll[seeds].mean())
         ends = [ys[xs.argmax()] for xs, ys in parts if 0 < entropy - xs.max() <= NEAR]
+        ends += [ys[xs.argmin()] for xs, ys in parts if 0 < xs.min() - entropy <= NEAR]
         found = [distance(parts, entropy, nll), *(nll - y for y in ends)]
         return float(np.nanmax(found)) if not np.isnan(found).all() else np.nan
 

@@ -52,7 +52,7 @@ def shown_calls(world: str) -> tuple[int, ...]:
 
 
 def in_short(results: Results) -> str:
-    """Where Mend and CRS beat the best baseline, with few calls and with many, and what else changes for the worse."""
+    """Where Mend and CRS beat the best baseline, with few calls and with many."""
 
     def where(family: str, nfe: int) -> str:
         found: dict[str, list[str]] = {}
@@ -67,9 +67,7 @@ def in_short(results: Results) -> str:
         f"Against the best baseline with {nfe} calls, {where('Mend', nfe)}; {where('CRS', nfe)}."
         for nfe in FEW_AND_MANY
     ]
-    harm = list(dict.fromkeys(line.partition(" +")[0].partition(" -")[0] for line in costs(results, "Mend")))
-    more = f"Mend is worse than native sampling in {listed(harm)}." if harm else ""
-    return "\n".join([*sentences, more])
+    return "\n".join(sentences)
 
 
 def costs(results: Results, family: str) -> list[str]:
@@ -130,26 +128,23 @@ def calls_table(results: Results) -> str:
 
 
 def rivals_table(results: Results) -> str:
-    """Every other sampler at the numbers of calls at which it was run, in each world."""
+    """Every other sampler at the numbers of calls at which it was run, in each world, and which of them is better."""
     parts = []
     for nfe in sorted({nfe for size in SIZE.truth.values() for nfe in size.rival_nfes}):
         worlds = [world for world, size in SIZE.truth.items() if nfe in size.rival_nfes]
-        best = [
-            truth.best_baseline(results, f"{world}/{nfe}").values(
-                results, f"{world}/{nfe}", truth.WORLDS[world].quality
-            )
-            for world in worlds
-        ]
-        rows = [(Entry("best baseline"), *(Entry(format_estimate(one, 3)) for one in best))]
+        rows, better = [(Entry("best baseline"), *(best_entry(results, world, nfe) for world in worlds))], []
         for text in (text for texts in truth.RIVALS.values() for text in texts):
             entries = []
             for world in worlds:
                 at = f"{world}/{nfe}"
-                verdict = truth.WORDS[truth.against_baseline(results, at, text).outcome]
-                entries.append(Entry(f"{format_estimate(truth.quality(results, at, text), 3)}, {verdict}"))
+                outcome = truth.against_baseline(results, at, text).outcome
+                value = format_estimate(truth.quality(results, at, text), 3)
+                entries.append(Entry(f"{value}, {truth.WORDS[outcome]}"))
+                better += [f"`{text}` on {truth.WORLDS[world].short}"] * (outcome == "holds")
             rows.append((Entry(text), *entries))
         head = (f"{nfe} calls", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in worlds))
-        parts.append(markdown(Table("rivals", "", head, (tuple(rows),))).strip())
+        words = f"Better than the best baseline with {nfe} calls: {listed(better) if better else 'none'}."
+        parts.append(f"{markdown(Table('rivals', '', head, (tuple(rows),))).strip()}\n\n{words}")
     return "\n\n".join(parts) or "Not run yet."
 
 

@@ -30,3 +30,12 @@ def test_the_limits_of_the_readme_are_findings(results):
     assert truth.against_native(results, "puzzles/16", "crs", "clues kept").outcome == "fails"
     assert "with `final_step=keep` it draws fewer valid boards" in limits
     assert truth.against_native(results, "boards/16", "crs final_step=keep", "valid").outcome == "fails"
+    outcomes = {
+        (world, nfe): [truth.against_baseline(results, f"{world}/{nfe}", text).outcome for text in ("crs", "mend")]
+        for world in tool.SIZE.truth
+        for nfe in (16, 64)
+    }
+    assert "neither CRS nor Mend beats the best interleaved top-p baseline with 64 calls" in limits
+    assert not any("holds" in outcomes[world, 64] for world in tool.SIZE.truth)
+    assert "with 16 calls Mend does on sudoku boards alone" in limits
+    assert [world for world in tool.SIZE.truth if outcomes[world, 16][1] == "holds"] == ["boards"]

@@ -2,7 +2,7 @@
 
 A trajectory of N network calls has N + 1 frames. Frame r < N holds what call r was given and what it predicted; the
 last frame is the output. A file is the gzip of one line of JSON (the header) and then the frames, each of the same
-number of bytes; the server streams the same header and frames one by one. `docs/view.md` describes every field.
+number of bytes; the server streams the same header and frames one by one. `docs/files.md` describes every field.
 
 A recording holds no keys and values of a sampler with `refresh`: what goes on from a frame begins with a full call."""
 
