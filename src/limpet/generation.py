@@ -123,9 +123,12 @@ class Step:
         return f"<Step: call {self.call} at t {self.t:.4g}, {len(self.tokens)} samples, masks {[*self.masks]}>"
 
 
-def context_of(model: Denoiser, inputs: Inputs) -> Context:
-    """What stays the same while a batch is sampled, on the fastest backend of its device by default."""
-    return Context(model, inputs.rng, inputs.fixed, inputs.backend or fastest(inputs.fixed.device), inputs.trace)
+def context_of(model: Denoiser, inputs: Inputs, refresh: int = 1) -> Context:
+    """What stays the same while a batch is sampled, on the fastest backend of its device by default.
+
+    refresh: of the sampler, where it makes calls."""
+    backend = inputs.backend or fastest(inputs.fixed.device)
+    return Context(model, inputs.rng, inputs.fixed, backend, inputs.trace, refresh)
 
 
 def first_state(sampler: Sampler, context: Context, inputs: Inputs) -> State:
@@ -147,7 +150,7 @@ def rollout(
     start: go on from this state, also from one of another sampler's trajectory (default: the beginning). stop: end
     before the call of this number (default: after the last). until_finished: end as soon as the sampler says that no
     later call changes any sample. Yields a `Step` after every network call."""
-    context = context_of(model, inputs)
+    context = context_of(model, inputs, sampler.refresh)
     with torch.inference_mode():
         state = first_state(sampler, context, inputs) if start is None else start
     last = sampler.nfe if stop is None else min(stop, sampler.nfe)
@@ -169,14 +172,16 @@ def rollout(
 
 
 class CountingDenoiser(WrappedDenoiser):
-    """A denoiser that counts network calls and the rows of its head."""
+    """A denoiser that counts network calls, the positions of its backbone, and the rows of its head."""
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
-        self.calls, self.rows = 0, 0
+        self.calls, self.positions, self.rows = 0, 0, 0
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         self.calls += 1
+        some = None if inputs.cache is None else inputs.cache.compute
+        self.positions += inputs.tokens.numel() if some is None else len(some)
         return super().backbone(inputs)
 
     def head(self, features: Tensor) -> Tensor:
