@@ -72,7 +72,7 @@ def printed(command: str, capsys) -> str:
 def test_its_exact_table_is_what_the_command_prints(capsys):
     ((command, output),) = re.findall(r"^\$ (limpet compare .*)\n((?:.+\n)*)```", README, re.MULTILINE)
     rows = [line for line in output.splitlines() if line.startswith("│")]
-    assert len(rows) == len(SAMPLERS) + 1  # and the true distribution
+    assert len(rows) == len(SAMPLERS) + 2  # and the recommended sampler, and the true distribution
     now = " ".join(printed(command, capsys).split())
     for line in output.splitlines():
         assert " ".join(line.split()) in now
