@@ -141,7 +141,7 @@ def test_infill_draws_between_two_texts(capsys):
     found = limpet.infill(model, "The sea", " went home.", 12, "crs nfe=3", n=2, seed=5)
     assert all(text.startswith("The sea") and text.endswith(" went home.") for text in found.texts)
     assert (found.fixed < 0).sum(1).tolist() == [12, 12]
-    call = ["infill", "The sea", " went home.", "--gap", "12", "--nfe", "3", "--n", "2", "--seed", "5"]
+    call = ["infill", "The sea", " went home.", "--gap", "12", "--sampler", "crs nfe=3", "--n", "2", "--seed", "5"]
     lines = output(capsys, *call, "--json").splitlines()
     assert [json.loads(line)["tokens"] for line in lines] == found.tokens.tolist()
     for gap in (0, 1.5):

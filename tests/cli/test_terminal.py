@@ -264,6 +264,6 @@ def test_a_command_and_python_draw_the_same(capsys):
         == 0
     )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    samples = limpet.sample(limpet.load("mini"), limpet.CRS(nfe=4), n=2, seed=7, length=24)
+    samples = limpet.sample(limpet.load("mini"), limpet.recommended(4), n=2, seed=7, length=24)
     assert [row["text"] for row in rows] == samples.texts
     assert {row["precision"] for row in rows} == {"float32"}

@@ -269,7 +269,7 @@ def test_the_number_of_samples_decides_the_parts(tmp_path):
 
 
 def command(folder, *words):
-    options = ("--model", "exact:words", "--nfe", "2", "--device", "cpu")
+    options = ("--model", "exact:words", "--sampler", REQUEST.sampler.caption, "--nfe", "2", "--device", "cpu")
     return ["bulk", str(folder), *options, *map(str, words)]
 
 

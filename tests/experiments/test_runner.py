@@ -243,11 +243,11 @@ def test_processes_leave_the_same_files_also_when_one_is_killed(tmp_path, expect
 def test_a_failure_is_reported_and_the_rest_is_computed(tmp_path, monkeypatch):
     study = small_study({"native": (NATIVE, None), "CRS": (BASE, None)}, seeds=(1,))
     run_study(tmp_path / "well", study)
-    honest, calls = worker.evaluate, []
+    honest, calls = worker.evaluate, []  # called without and with the judge for each unit
 
     def fails_once(*arguments, **options):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise RuntimeError("no memory left")
         return honest(*arguments, **options)
 
@@ -268,7 +268,7 @@ def test_an_impossible_sample_leaves_a_missing_value_with_its_reason(tmp_path, m
 
     def with_infinite(samples, *arguments, **options):
         scores = honest(samples, *arguments, **options)
-        if [rest for _, rest in samples.ids] == tokens:
+        if scores.judged and [rest for _, rest in samples.ids] == tokens:
             scores.judged[0].nll[0] = math.inf
         return scores
 

@@ -319,7 +319,7 @@ def test_the_command_prints_a_table(model: Duo, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_wrong_options_are_one_sentence() -> None:
-    with pytest.raises(LimpetError, match="runs is 0; it takes one or more"):
+    with pytest.raises(LimpetError, match="runs is 0; it takes whole numbers from 1"):
         bench.run(runs=0)
     with pytest.raises(LimpetError, match="exact:words is no Duo network, so there are no bare forwards"):
         bench.run(model="exact:words", loading=LoadOptions("cpu"))

@@ -93,7 +93,12 @@ def test_several_models_have_every_sampler(tmp_path):
         ("budget = 0.1", "budget = nan", "[common] budget", "crs has budget nan; it takes a number from 0"),
         ('native = "native"', "native = {nfe = 4}", "[samplers.native]", "native names no sampler; it takes native"),
         ('native = "native"', "native = 4", "[samplers] native", "native names no sampler; it takes native, crs"),
-        ('native = "native"', 'native = "natvie"', "[samplers", "there is no sampler 'natvie'; there are native"),
+        (
+            'native = "native"',
+            'native = "natvie"',
+            "[samplers",
+            "no sampler 'natvie', did you mean native? there are",
+        ),
         ('native = "native"', 'native = "native top_p=2"', "[samplers", "native has top_p 2.0; it takes a number"),
         ('native = "native"', 'native = "native budget=.1"', "[samplers", "native has no parameter 'budget'"),
         ('sampler = "crs"', "", "[samplers.'CRS, small']", "CRS, small names no sampler"),

@@ -133,7 +133,7 @@ def test_a_canvas_to_begin_with_and_compilation(theirs: Any) -> None:
 
 
 def test_a_wrong_model_sampler_or_seed_is_one_sentence(theirs: Any) -> None:
-    with pytest.raises(LimpetError, match="a Linear cannot be from_canvas a sampler"):
+    with pytest.raises(LimpetError, match="a Linear cannot be given a sampler"):
         sampler_for(torch.nn.Linear(2, 2), "mend")
     with pytest.raises(LimpetError, match="guided needs fixed tokens"):
         sampler_for(theirs, "guided nfe=6")

@@ -60,7 +60,7 @@ def run(
 ) -> int:
     """Draw many samples into a folder. Each part of it appears whole or not at all.
 
-    The same command resumes an interrupted run. Several on one folder share the work; a larger --n adds samples.
+    The same command resumes a run. Several on one folder share the work.
 
     $ limpet bulk samples --n 1000000 --on processes --workers 8
     $ limpet bulk samples --sampler "mend nfe=16" --n 2000 --format parquet
@@ -77,7 +77,7 @@ def run(
         seed: the same seed gives the same samples
         batch_size: samples computed at once
         format: of the parts
-        part_size: samples in one (default: by their number)
+        part_size: samples in one (default: by number)
         force: replace the samples of another request in the folder
         verify: check the checksum of every part; nothing is sampled
     """

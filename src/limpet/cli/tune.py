@@ -72,10 +72,10 @@ def run(
         checker: of samples (default: the model's own); its first number is the quality
         entropy: wanted, in nats (default: where the distance is largest)
         tolerance: how far off an entropy may be, in nats
-        candidates: how many samplers of the space are tried
+        candidates: samplers of the space that are tried
         store: where results of the search live; nothing is computed twice
         out_file: where the search writes its sampler (default: tuned.toml)
-        force: overwrite the result of another search
+        force: overwrite another result
     """
     if not (space or entropy is not None or out_file):
         return _fit_dial(model, nfe, n, n_seeds, seed, length, judge, checker, loading, json)
