@@ -35,6 +35,7 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/vocabulary.py
+	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -322,6 +322,7 @@ ALL_READ = (
     "entropy-bound",
     "block-refinement",
 )
+CACHED = [f"{name} refresh={calls}" for name in ("native", "native top_p=.9", "crs", "mend") for calls in (4, 8, 16)]
 SAMPLERS = {64: {**speed.SAMPLERS, **dict(map(parse, FEW_READ))}, 8: dict(map(parse, ALL_READ))}
 
 
@@ -340,6 +341,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 16, 256, 1])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--samplers", action="store_true", help="every sampler at the first batch size, nothing else")
+    parser.add_argument(
+        "--cached", action="store_true", help="samplers with refresh at the first batch size, nothing else"
+    )
     options = parser.parse_args()
     results = ResultFile(options.out, options.seconds)
     found, measure = results.values, results.measure
@@ -362,6 +366,11 @@ def main() -> None:
         measure("check trajectory mend", check_trajectory, "float32", kind=Mend)
         for nfe, samplers in SAMPLERS.items():
             measure(f"samplers {nfe}", sampler_costs, model, bare, nfe, options.batches[0], options.runs, samplers)
+        return
+    if options.cached:
+        samplers = dict(map(parse, ["mend", *CACHED]))
+        for nfe in (64, 32):
+            measure(f"cached {nfe}", sampler_costs, model, bare, nfe, options.batches[0], options.runs, samplers)
         return
     for batch in options.batches:
         measure(f"timings {batch}", timings, model, bare, batch)

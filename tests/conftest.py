@@ -20,6 +20,7 @@ import forked
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined, which any test may be the first to do
 torch.set_num_threads(1)  # while tests are collected, too
+os.environ["LIMPET_HOME"] = os.devnull  # no dial of this machine's user
 settings.register_profile("limpet", deadline=None, derandomize=True)
 settings.load_profile("limpet")
 

@@ -432,7 +432,7 @@ def test_the_command_prints_rows_and_a_verdict(capsys):
     assert "sampler native" in lines
     assert all(line.startswith(("ok ", "sampler ", "the model")) for line in lines if line)
     digest = source("exact:verses").digest[:12]
-    assert last == f"limpet {limpet.__version__}, exact:verses ({digest}): 24 checks, 0 failed"
+    assert last == f"limpet {limpet.__version__}, exact:verses ({digest}): 25 checks, 0 failed"
 
 
 def test_the_command_fails_with_code_1_and_says_where(here, capsys):

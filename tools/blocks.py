@@ -20,6 +20,12 @@ def put(page: Path, name: str, block: str) -> None:
     page.write_text(pattern.sub(lambda found: f"{found[1]}{content}{found[2]}", text), encoding="utf-8")
 
 
+def block_of(page: Path, name: str) -> str:
+    """The block of a page that has this name."""
+    found = re.search(f"<!-- {re.escape(name)} -->\n(.*?)\n<!-- end\\b", page.read_text(encoding="utf-8"), re.DOTALL)
+    return found[1] if found else ""
+
+
 def machines(computed_on: Iterable[Mapping[str, Any]]) -> str:
     """In which precision and on which machines numbers were computed, from their provenance."""
     found = {

@@ -1,67 +1,88 @@
-"""Fill the table of results in the README from the committed report of the study `interleave`.
+"""Fill the results of the README from the committed reports of the studies `truth` and `interleave`.
 
 python tools/readme.py"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 
+import truth as truth_page
 from blocks import put
 from limpet.experiments import Entry, Results, Table, format_estimate, format_signed, report
 from limpet.experiments.render import markdown
 from limpet.paper import studies
-from limpet.paper.studies import interleave
+from limpet.paper.studies import interleave, truth
 
 ROOT = Path(__file__).parents[1]
-SIZE = studies.preset("mini-gpu")
+SIZE = studies.preset("mini-gpu")  # of the study of text
 RELEASED = "native top_p=.9"  # the released sampler, at the preset's most calls
-DIVERSE = ("native grid=quadratic interleave=true top_p=.85",
-           "mend grid=quadratic interleave=true budget=.06 warmup=.2 late_top_p=.85")  # fmt: skip
-SHARP = ("native grid=quadratic interleave=true top_p=.6", "mend grid=quadratic interleave=true")
-HEAD = (
-    "sampler",
-    "NLL (nats/token, lower is better)",
-    "entropy (nats, higher is more diverse)",
-    "rep-4 (lower is less repetitive)",
-    "self-BLEU (lower is more diverse)",
-)
+DIVERSE = "mend grid=quadratic interleave=true budget=.06 warmup=.2 late_top_p=.85"  # sharpness 0
+SHARP = "mend grid=quadratic interleave=true warmup=.2 spacing=1 late_top_p=.6"  # sharpness 1
+FEW, MANY = 16, 64  # calls
+WIDTH = 120
 
 
-def committed() -> Results:
-    """The results of the committed report."""
+def committed() -> tuple[Results, Results]:
+    """The results of the committed reports: of `truth`, and of `interleave`."""
     study = studies.study("interleave", SIZE)
-    return report.read_report(study, ROOT / "docs/reports/mini" / study.full_name)
+    return truth_page.committed(), report.read_report(study, ROOT / "docs/reports/mini" / study.full_name)
 
 
-def results_table(results: Results) -> str:
-    """Five samplers on `mini`: the released one, and the best baseline and Mend at two levels of diversity."""
-    calls = interleave.compared_calls(SIZE)
+def truth_table(results: Results) -> str:
+    """The share of right samples in each world: the released sampler, the best baseline, CRS and Mend."""
+    worlds = [world for world, size in truth_page.SIZE.truth.items() if {FEW, MANY} <= {*size.nfes}]
 
-    def row(name: str, text: str, nfe: int) -> tuple[Entry, ...]:
-        digits = {"nll": 3, "entropy": 3, "rep-4": 4, "self-bleu": 3}
-        values = (format_estimate(results(f"base/{nfe}/{text}", measure), n) for measure, n in digits.items())
-        return (Entry(f"{name}: `{text}`, {nfe} calls"), *map(Entry, values))
+    def row(name: str, nfe: int, text: str | None) -> tuple[Entry, ...]:
+        if text is None:
+            values = (truth_page.best_entry(results, world, nfe) for world in worlds)
+        else:
+            values = (Entry(format_estimate(truth.quality(results, f"{world}/{nfe}", text), 3)) for world in worlds)
+        return (Entry(f"{name}, {nfe} calls"), *values)
 
     rows = (
-        row("released", RELEASED, SIZE.max_nfe),
-        row("best baseline, diverse", DIVERSE[0], calls),
-        row("Mend, diverse", DIVERSE[1], calls),
-        row("best baseline, sharp", SHARP[0], calls),
-        row("Mend, sharp", SHARP[1], calls),
+        row("native", MANY, truth.NATIVE),
+        row("native", FEW, truth.NATIVE),
+        row("best baseline", FEW, None),
+        *(row(f"{family}", FEW, text) for family, (text,) in truth.COMPARED.items() if family in ("CRS", "Mend")),
     )
-    table = markdown(Table("results", "", HEAD, (rows,))).strip().replace("\\`", "`")
+    head = ("sampler", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in worlds))
+    return markdown(Table("results", "", head, (rows,))).strip()
+
+
+def results_block(of_truth: Results, of_text: Results) -> str:
+    """What the README says of results."""
+    size = truth_page.SIZE.truth
+    counts = ", ".join(f"{one.n} {truth.WORLDS[world].short}" for world, one in size.items())
+    calls = interleave.compared_calls(SIZE)
+    (nll, entropy), (diverse, diverse_entropy) = (
+        [results_of(of_text, nfe, text, name) for name in ("nll", "entropy")]
+        for nfe, text in ((SIZE.max_nfe, RELEASED), (calls, DIVERSE))
+    )
     deltas = " and ".join(
-        f"{format_signed(interleave.mend_against_top_p(results, SIZE, role, SHARP[1]), 3)} on `{caption}`"
+        f"{format_signed(interleave.mend_against_top_p(of_text, SIZE, role, SHARP), 3)} on `{caption}`"
         for role, caption in reversed(SIZE.captions.items())
     )
-    size = f"{len(SIZE.seeds)} seeds x {SIZE.n} samples of 256 tokens"
-    return f"""Samples of `mini`, scored by `mini-judge`: {size}, mean ± standard error over seeds.
-The best baseline is top-p with interleaved steps. At equal entropy, sharp Mend's delta NLL against its curve is
-{deltas} ([all samplers, both models](docs/frontier.md)).
+    checked = (
+        "Share of right samples (higher is better), as checkers decide it: RDKit, the rules of sudoku, a grammar. Mean "
+        f"± standard error over {len(of_truth.study.seeds)} seeds of {counts}. `molecules` has 3.7 million parameters "
+        "and `sudoku` 2.0 million; the predictions of the brackets are exact. The best baseline is top-p or native "
+        "sampling, over final steps and interleaving ([every sampler, verdicts and costs](docs/truth.md))."
+    )
+    text = (
+        f"On text (`mini`, 15.7 million parameters), `--sharpness 0` with {calls} calls has an NLL of {diverse} "
+        f"nats/token (lower is better) at an entropy of {diverse_entropy} nats. The released sampler with "
+        f"{SIZE.max_nfe} calls has {nll} at {entropy}. At `--sharpness 1` and equal entropy, delta NLL against top-p "
+        f"with interleaved steps is {deltas} (lower is better). These are {len(SIZE.seeds)} seeds x {SIZE.n} samples "
+        "under `mini-judge`, a small model too ([all samplers, both models](docs/frontier.md))."
+    )
+    return f"{fill(checked, WIDTH)}\n\n{truth_table(of_truth)}\n\n{fill(text, WIDTH)}\n"
 
-{table}
-"""
+
+def results_of(results: Results, nfe: int, text: str, name: str) -> str:
+    """A measure of a sampler on `mini`."""
+    return format_estimate(results(f"base/{nfe}/{text}", name), 3)
 
 
 if __name__ == "__main__":
-    put(ROOT / "README.md", "results", results_table(committed()))
+    put(ROOT / "README.md", "results", results_block(*committed()))

@@ -27,7 +27,7 @@ REPORTS = DOCS / "reports"
 FOLDER = REPORTS / "mini"
 CLAIMS = "claims: report.count_verdicts and report.claims_table of reports/mini"
 NOT_IN_PAPER = (("samplers", "mini-gpu"), ("samplers", "exact"), ("forms", "mini-gpu"), ("pareto", "mini-gpu"),
-                ("interleave", "mini-gpu"))  # fmt: skip
+                ("interleave", "mini-gpu"), ("truth", "mini-cpu"))  # fmt: skip
 STUDY_FILES = ("final-step-sample", "readings", "readings-prompt")  # studies from TOML files
 
 

@@ -34,4 +34,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         on_site = files.get_file_from_path(posixpath.normpath(posixpath.join(folder, found[2])))
         return found[1] if on_site is None and (base / found[2]).exists() else found[0]
 
-    return LINK.sub(link_or_text, markdown)
+    text = LINK.sub(link_or_text, markdown)
+    copy = Path(config.site_dir) / page.file.src_uri  # llms.txt names the pages as Markdown
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(text, encoding="utf-8")
+    return text

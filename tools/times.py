@@ -26,6 +26,7 @@ COMMANDS = [  # in this order: some read what others wrote
     "limpet samplers",
     "limpet sample --n 1 --nfe 16",
     "limpet sample --model exact:words --nfe 16 --n 8 --out words.jsonl",
+    "limpet infill 'The sea' ' and went home.' --gap 12 --nfe 16 --n 1",
     "limpet compare --model exact:words --nfe 8 --n 32",
     "limpet score words.jsonl",
     "limpet watch --model exact:words --nfe 16",

@@ -19,7 +19,7 @@ _MODULES = {  # module -> its public names
     "limpet.samplers": (
         "CRS", "DDIM", "RDM", "BlockRefinement", "ConfidenceThreshold", "Context", "EntropyBound", "ForwardBackward",
         "GIDDAdaptive", "GIDDCorrection", "Gibbs", "Guided", "Mend", "Native", "Psi", "Sampler", "State", "StepInfo",
-        "TauLeaping", "Trapezoidal", "param",
+        "TauLeaping", "Trapezoidal", "param", "recommended",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

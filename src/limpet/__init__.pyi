@@ -29,6 +29,7 @@ from limpet.samplers import (
     TauLeaping,
     Trapezoidal,
     param,
+    recommended,
 )
 
 __version__: str
@@ -71,6 +72,7 @@ __all__ = [
     "load_judge",
     "param",
     "process",
+    "recommended",
     "reply",
     "rollout",
     "sample",

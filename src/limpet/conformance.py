@@ -24,7 +24,7 @@ from limpet.diffusion.transitions import ancestral
 from limpet.diffusion.truncation import Support
 from limpet.errors import LimpetError
 from limpet.generation import CountingDenoiser, Inputs, context_of, rollout
-from limpet.models import Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
+from limpet.models import Cache, Denoiser, ModelInput, WrappedDenoiser, check_model, tokenizer_digest
 from limpet.models.exact import Source
 from limpet.registry import describe_error
 from limpet.samplers import Sampler, State, StepInfo, params
@@ -68,13 +68,16 @@ def _check(what: str, claims: Callable[..., Claims], *arguments: Any) -> CheckRe
 class SeparatedDenoiser(WrappedDenoiser):
     """A denoiser that computes every sample in a batch of its own, so that rounding does not depend on the batch.
 
-    Logits outside the needed rows are NaN, and recent logits are cached, because checks repeat trajectories."""
+    Logits outside the needed rows are NaN, and recent logits are stored, because checks repeat trajectories. A call
+    with a cache is computed as it is."""
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
         self.cache: dict[tuple[float, bytes, bytes, bytes], Tensor] = {}
 
     def backbone(self, inputs: ModelInput) -> Tensor:
+        if inputs.cache is not None:
+            return self.inner.head(self.inner.backbone(inputs))
         tokens, size = inputs.tokens, len(inputs.tokens)
         times = torch.as_tensor(inputs.t, dtype=torch.float64).expand(size).tolist()
         clean, previous = (
@@ -215,6 +218,32 @@ def _no_gradients(model: Denoiser, tokens: Tensor) -> Claims:
     yield not requires_grad, found
 
 
+def _cached(model: Denoiser, tokens: Tensor) -> Claims:
+    """Some positions computed beside kept keys and values that are exact, and all positions beside others that are not,
+    both equal the full call; and what was kept before is as it was."""
+    if not model.cache_bytes:
+        yield True, "not applicable: the model computes every position at every call"
+        return
+    first, other = Cache(None, (), []), Cache(None, (), [])
+    full = model.head(model.backbone(ModelInput(tokens, 0.5, cache=first))).float().flatten(0, 1)
+    model.backbone(ModelInput(tokens.flip(-1), 0.4, cache=other))
+    kept = [layer.clone() for layer in other.after]
+    every = torch.arange(tokens.numel(), device=tokens.device)
+    pairs = []
+    for index, before in ((every[::3], first), (every, other)):
+        cache = Cache(index, tuple(before.after), [])
+        features = model.backbone(ModelInput(tokens, 0.5, cache=cache)).flatten(0, 1)[index]
+        pairs += [(model.head(features).float(), full[index])]
+        pairs += [(new.float(), old.float()) for new, old in zip(cache.after, first.after, strict=True)]
+    size = sum(layer.nbytes for layer in kept)
+    yield (
+        size == model.cache_bytes * tokens.numel(),
+        f"{size} bytes for {tokens.numel()} positions, not cache_bytes each",
+    )
+    yield all(map(torch.equal, kept, other.after)), "what an earlier call kept has been overwritten"
+    yield from _close(model, (full, model.logits(tokens, 0.5).flatten(0, 1)), *pairs)
+
+
 def _schedule(model: Denoiser, tokens: Tensor) -> Claims:
     signal = model.schedule.signal(torch.linspace(EPS, 1, 1001, dtype=torch.float64))
     first, last = float(signal[0]), float(signal[-1])
@@ -271,6 +300,7 @@ MODEL_CHECKS: dict[str, Callable[[Denoiser, Tensor], Claims]] = {
     "finite predictions": _finite,
     "backbone and head against logits": _two_parts,
     "some positions against all": _some_rows,
+    "some positions beside a cache": _cached,
     "a time for each sample against one for all": _times,
     "a sample alone against a batch": _batch,
     "clean positions": _clean_positions,
@@ -385,7 +415,7 @@ def _calls(subject: Subject) -> Claims:
 
 def _states(subject: Subject) -> Claims:
     size, dtypes = subject.model.vocab_size, [part.dtype for part in subject.trajectory.states[0].memory]
-    for call, tokens, memory, _ in subject.trajectory.states:
+    for call, tokens, memory, *_ in subject.trajectory.states:
         shapes = [tuple(tokens.shape), *(tuple(part.shape[:2]) for part in memory)]
         yield set(shapes) == {subject.shape}, f"{shapes} after {call} calls; each must begin with {subject.shape}"
         valid = tokens.dtype == torch.long and int(tokens.min()) >= 0 and int(tokens.max()) < size

@@ -31,7 +31,7 @@ from limpet.models import (
     check_model,
     tokenizer_digest,
 )
-from limpet.samplers import CRS, Context, Sampler, State, StepInfo, as_sampler, from_dict
+from limpet.samplers import Context, Sampler, State, StepInfo, choose_sampler, from_dict
 
 SEED = 8200  # default seed
 SEEDS = (8200, 8210, 8220, 8230)  # default seeds of comparisons and studies: the paper's
@@ -123,9 +123,12 @@ class Step:
         return f"<Step: call {self.call} at t {self.t:.4g}, {len(self.tokens)} samples, masks {[*self.masks]}>"
 
 
-def context_of(model: Denoiser, inputs: Inputs) -> Context:
-    """What stays the same while a batch is sampled, on the fastest backend of its device by default."""
-    return Context(model, inputs.rng, inputs.fixed, inputs.backend or fastest(inputs.fixed.device), inputs.trace)
+def context_of(model: Denoiser, inputs: Inputs, refresh: int = 1) -> Context:
+    """What stays the same while a batch is sampled, on the fastest backend of its device by default.
+
+    refresh: of the sampler, where it makes calls."""
+    backend = inputs.backend or fastest(inputs.fixed.device)
+    return Context(model, inputs.rng, inputs.fixed, backend, inputs.trace, refresh)
 
 
 def first_state(sampler: Sampler, context: Context, inputs: Inputs) -> State:
@@ -147,7 +150,7 @@ def rollout(
     start: go on from this state, also from one of another sampler's trajectory (default: the beginning). stop: end
     before the call of this number (default: after the last). until_finished: end as soon as the sampler says that no
     later call changes any sample. Yields a `Step` after every network call."""
-    context = context_of(model, inputs)
+    context = context_of(model, inputs, sampler.refresh)
     with torch.inference_mode():
         state = first_state(sampler, context, inputs) if start is None else start
     last = sampler.nfe if stop is None else min(stop, sampler.nfe)
@@ -169,14 +172,16 @@ def rollout(
 
 
 class CountingDenoiser(WrappedDenoiser):
-    """A denoiser that counts network calls and the rows of its head."""
+    """A denoiser that counts network calls, the positions of its backbone, and the rows of its head."""
 
     def __init__(self, inner: Denoiser) -> None:
         super().__init__(inner)
-        self.calls, self.rows = 0, 0
+        self.calls, self.positions, self.rows = 0, 0, 0
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         self.calls += 1
+        some = None if inputs.cache is None else inputs.cache.compute
+        self.positions += inputs.tokens.numel() if some is None else len(some)
         return super().backbone(inputs)
 
     def head(self, features: Tensor) -> Tensor:
@@ -424,22 +429,26 @@ def sample(
     batch_size: int | None = None,
     progress: bool | Progress = False,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     replay: tuple[Tensor, ...] | None = None,
     first: int = 0,
     backend: Backend | None = None,
 ) -> Samples:
     """Draw n samples of a model.
 
-    model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: CRS with 64 network
-    calls). seed: a sample depends on its seed and number alone, not on its batch, up to a network's rounding. length:
-    tokens of a sample (default: the model's). prompt: text or ids that every sample begins with, or a list of n of
-    them. fixed: tokens anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or
-    (n, L) with -1 where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in
-    one batch (default: by device). progress: True for a bar, or a function of the calls done and their total. replay:
-    the `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
+    model: what `limpet.load` returns. sampler: a Sampler or a text such as "crs nfe=16" (default: the one that
+    `limpet.recommended` returns for nfe and sharpness). nfe: network calls for each sample, where the sampler does
+    not set its own (default: 64). sharpness: from 0 (diverse) to 1 (sharp), in place of a sampler. seed: a sample
+    depends on its seed and number alone, not on its batch, up to a network's rounding. length: tokens of a sample
+    (default: the model's). prompt: text or ids that every sample begins with, or a list of n of them. fixed: tokens
+    anywhere, as {position: token}, as {position: text or ids} from there on, or as a tensor (L,) or (n, L) with -1
+    where a position is free; fixed tokens stay in state, model input and output. batch_size: samples in one batch
+    (default: by device). progress: True for a bar, or a function of the calls done and their total. replay: the
+    `memory` of other samples, to commit where and when they did. first: the number of the first sample under the
     seed. backend: how a step is computed (default: the fastest)."""
-    chosen = _sampler_or_default(sampler)
     check_model(model)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, batch_size)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     for part in replay or ():
@@ -484,6 +493,8 @@ def steps(
     prompt: Prompt | None = None,
     fixed: Fixed | None = None,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     first: int = 0,
     backend: Backend | None = None,
     trace: bool = True,
@@ -492,8 +503,8 @@ def steps(
 
     trace: inspect every prediction and draw every noisy token, so that `Step.deficit` is known everywhere; False
     computes only what the sampler needs and is faster. Model inputs and output are the same."""
-    chosen = _sampler_or_default(sampler)
     check_model(model)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, None)
     tokens = fixed_tokens(model, n, model.length if length is None else length, prompt, fixed).to(model.device)
     rng = CounterRNG(seed, torch.arange(first, first + n, device=model.device))
@@ -510,6 +521,9 @@ def infill(
     seed: int = SEED,
     batch_size: int | None = None,
     progress: bool | Progress = False,
+    *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
 ) -> Samples:
     """Draw what stands between two texts.
 
@@ -523,12 +537,7 @@ def infill(
     before, after = (ids_of(model, text, "the text") if text else [] for text in (left, right))
     fixed = dict(enumerate(before)) | dict(enumerate(after, len(before) + gap))
     length = len(before) + gap + len(after)
-    return sample(model, sampler, n, seed, length, None, fixed, batch_size, progress)
-
-
-def _sampler_or_default(sampler: Sampler | str | None) -> Sampler:
-    """The sampler that was asked for, by default CRS with 64 network calls."""
-    return CRS() if sampler is None else as_sampler(sampler)
+    return sample(model, sampler, n, seed, length, None, fixed, batch_size, progress, nfe=nfe, sharpness=sharpness)
 
 
 def _about(model: Denoiser) -> dict[str, Any]:
@@ -562,6 +571,8 @@ def reply(
     batch_size: int | None = None,
     progress: bool | Progress = False,
     *,
+    nfe: int | None = None,
+    sharpness: float | None = None,
     first: int = 0,
 ) -> Samples:
     """Draw n replies to a prompt, canvas by canvas.
@@ -571,7 +582,7 @@ def reply(
     finishes early saves the remaining calls of a batch once all its samples are finished. Other arguments as in
     `sample`. The first canvas is what `sample` draws of `model.after(prompt)`. `Samples.nfe` is of the longest
     reply."""
-    chosen = _sampler_or_default(sampler)
+    chosen = choose_sampler(sampler, nfe, sharpness, model)
     _check_counts(n, seed, first, batch_size)
     canvases = -(-(model.length if length is None else length) // model.length)
     if canvases < 1:

@@ -13,6 +13,7 @@ from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation.comparison import SAMPLERS
 from limpet.samplers import named_samplers
+from limpet.samplers.recommended import SHARPNESS
 
 MINE = '''
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def test_a_broken_package_is_named(monkeypatch):
 
 def test_without_samplers_the_defaults_are_compared(capsys):
     found = document(capsys, "compare", "--model", "exact:words", "--n", "2", "--seeds", "1", "2", "--nfe", "4")
-    wanted = named_samplers(SAMPLERS, 4)
+    wanted = {**named_samplers(SAMPLERS, 4), f"sharpness={SHARPNESS:g}": limpet.recommended(4)}
     assert [one["name"] for one in found["samplers"]] == list(wanted)
     assert [one["sampler"] for one in found["samplers"]] == [one.to_dict() for one in wanted.values()]
     assert {one["nfe"] for one in found["samplers"]} == {4}
@@ -191,8 +192,9 @@ def test_a_prompt_is_not_counted(capsys):
 def test_samples_come_from_the_sampler(capsys, tmp_path):
     call = ["sample", "--model", "exact:words", "--n", "2", "--seed", "7"]
     for extra, sampler in (
-        ([], CRS()),
-        (["--nfe", "4"], CRS(nfe=4)),
+        ([], limpet.recommended()),
+        (["--nfe", "4", "--sharpness", "0.5"], limpet.recommended(4, 0.5)),
+        (["--nfe", "4", "--sampler", "crs"], CRS(nfe=4)),
         (["--nfe", "4", "--sampler", "crs nfe=6 budget=.25"], CRS(nfe=6, budget=0.25)),
         (["--nfe", "4", "--sampler", "native top_p=.9"], Native(nfe=4, top_p=0.9)),
     ):

@@ -16,15 +16,20 @@ import sys
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+import torch
 import tyro
 
 import limpet
+import reference
 import times
-from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT
+import trajectory_picture
+from examples import BY_PAGE, COMMANDS, FENCED, PAGES, PROGRAM, ROOT, saved
 from limpet.cli import main
 from limpet.cli.paper import reproduce
+from limpet.cli.parsing import with_config
 from limpet.models.model_files import BUILTIN_FOLDER, copy_builtin
 from limpet.paper.studies import hidden
 from limpet.recording import record
@@ -32,8 +37,12 @@ from limpet.training import recipe
 from model_cases import lightning, random_network
 
 ELSEWHERE = {"write-a-sampler", "bring-a-model", "samplers", "diffusers", "serve"}  # see above
-RESEARCH = {"frontier", "reproduce", "audits", "theory", "speed"}
-SMALLER_PYTHON = {'"cuda", "bfloat16"': '"cpu"', "mini-gpu": "smoke"}  # in a page's Python: what -> its replacement
+RESEARCH = {"frontier", "truth", "reproduce", "audits", "theory", "speed", "cache"}
+SMALLER_PYTHON = {  # in a page's Python: what -> its replacement
+    '"cuda", "bfloat16"': '"cpu"',
+    "mini-gpu": "smoke",
+    "range(2000)": "range(2)",
+}
 SMALLER = {  # in a command, in this order; for every other name the checkout holds something small
     r"^HF_HUB_OFFLINE=1 ": "",
     r"--device cuda": "--device cpu",
@@ -49,6 +58,7 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"^limpet (?:tune|bulk(?!.*--verify)|sample .*--(?:out|record)).*": r"\g<0> --force",
     r"^limpet compare(?!.* (?:exact:|--n )).*": r"\g<0> --n 1 --seeds 1 2",
     r"^limpet tune mini": "limpet tune exact:words",
+    r"^limpet tune sudoku.*": "limpet tune exact:grammar --nfe 4 --n 2 --n-seeds 2",
     r"--entropy 4\.4": "--entropy 2.4",  # of words, not of mini
     r"^(limpet tune .*) --n 32": r"\1",
     r"late_top_p=\.9,\.8": "late_top_p=1,.9",
@@ -60,28 +70,32 @@ SMALLER = {  # in a command, in this order; for every other name the checkout ho
     r"^python benchmarks/body.py .*": r"\g<0> --tiny",
     r"^python benchmarks/large.py --floor": r"\g<0> --tiny --out large.json",
     r"^python benchmarks/stopping.py .*": r"\g<0> --nfe 8 --n 1",
-    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini)": r"\1",
+    r"^(limpet paper (?:study|audit) .*) --preset (?:paper|mini-gpu|mini-cpu|mini)": r"\1",
     r"^limpet paper (?:study (?!list)|audit )(?!.*--preset).*": r"\g<0> --preset smoke",
 }
 
 CLUSTER = "needs a Ray cluster; tests/experiments/test_cluster.py starts one"
 HOURS = "hours, most of them on a GPU; the rehearsal runs the same studies in the same order"
 HUB = "fetches from the hub"
+JUDGE = "fetches a judge from the hub; its other options run on other pages"
 INSTALLS = "installs packages, as tools/wheels.py does"
 GPU = "needs a GPU"
 NOT_RUN = {  # pattern of a command -> why it does not run here
     r"make (demo|test)": INSTALLS,
     r"pip install ": INSTALLS,
     r"hf download ": HUB,
+    r"limpet compare .*--judge gpt2-large": JUDGE,
     r"(limpet|srun) .*--on ray": CLUSTER,
     r"limpet paper reproduce (?!--rehearse|.*--from)": HOURS,
     r"python benchmarks/(gpu|pareto)\.py": GPU,
+    r"python benchmarks/dial\.py": "an hour on one core",
     r"curl ": "needs a running playground; tests/server has them",
 }
 
 
 @pytest.mark.parametrize("page", [page for page, commands in BY_PAGE.items() if commands])
-def test_every_command_can_be_read(page):
+def test_every_command_can_be_read(page, monkeypatch):
+    monkeypatch.chdir(ROOT)  # for the files of options that examples name
     for line in BY_PAGE[page]:
         if PROGRAM.match(line)[1] != "limpet":
             continue
@@ -91,7 +105,7 @@ def test_every_command_can_be_read(page):
         function = import_module(f"limpet.cli.{name}").run
         reader = functools.wraps(function)(lambda *args, **options: (args, options))
         try:
-            tyro.cli(reader, args=arguments)
+            tyro.cli(reader, args=with_config(arguments, get_type_hints(function, include_extras=True)))
         except SystemExit as error:
             raise AssertionError(f"{page}: {line}") from error
 
@@ -113,10 +127,35 @@ def test_few_examples_do_not_run_and_each_reason_is_needed():
     assert all(any(re.match(pattern, line) for line in lines) for pattern in NOT_RUN)
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,"
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the"]
+
+
+def tiny_bert(folder: Path) -> None:
+    """A BERT with random weights and few word pieces, as on the hub."""
+    transformers = pytest.importorskip("transformers")
+    vocabulary = folder.parent / "vocab.txt"
+    folder.mkdir(parents=True)
+    vocabulary.write_text("\n".join(WORD_PIECES))
+    transformers.BertTokenizer(str(vocabulary)).save_pretrained(folder)
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=len(WORD_PIECES), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64)).save_pretrained(folder)  # fmt: skip
+
+
+def save_files(page: Path) -> None:
+    """The files that a page asks its reader to save, at the smallest size."""
+    for name, content in saved(page):
+        for text, small in SMALLER_PYTHON.items():
+            content = content.replace(text, small)
+        Path(name).write_text(content)
+
+
 @pytest.fixture
-def checkout(here):
+def checkout(here, request, monkeypatch):
     """A folder that looks like the repository's root to a command, with a small thing for every name of an example."""
-    for name in ("recipes", "src", "tools"):
+    for name in ("recipes", "src", "tools", "docker"):
         (here / name).symlink_to(ROOT / name)
     for name in ("docs", "benchmarks"):
         shutil.copytree(ROOT / name, here / name)
@@ -131,7 +170,9 @@ def checkout(here):
         text = re.sub(r"samples = \d+", "samples = 1", file.read_text())
         file.write_text(re.sub(r"nfe = \d+", "nfe = 2", text))
     shutil.copy(ROOT / "src/limpet/training/recipes/small.toml", here / "recipe.toml")
-    (here / "stories.txt").write_text("A limpet holds its place on the rock.\nThe sea goes out, and comes in again.\n")
+    (here / "stories.txt").write_text(
+        "A limpet holds its place on the rock.\nThe sea goes out, and comes in again.\n" * 2
+    )
     shutil.copy(BUILTIN_FOLDER / "heldout.txt.xz", here / "stories.txt.xz")
     (here / "prompts.jsonl").write_text('{"prompt": "The sea"}\n')
     (here / "mine.py").write_text("import limpet\n\n\nclass Mine(limpet.Native):\n    pass\n")
@@ -146,6 +187,14 @@ def checkout(here):
         sampler = limpet.CRS(nfe=4) if name == "crs" else limpet.Native(nfe=4)
         limpet.sample(words, sampler, n=2).save(here / f"{name}.jsonl")
         record(words, sampler).save(here / f"{name}.limpet")
+    page = request.node.callspec.params["page"]
+    page = page if isinstance(page, Path) else ROOT / "docs" / f"{page}.md"
+    if page.stem == "hugging-face":
+        tiny_bert(here / "google-bert/bert-base-uncased")
+        tiny_bert(here / "runs/bert")
+    if page.exists() and page.stem != "README":
+        save_files(page)
+    monkeypatch.syspath_prepend(here)  # a page imports what it has saved
     return here
 
 
@@ -203,16 +252,14 @@ def test_links_and_named_files_of_the_pages_exist():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_short_and_says_what_to_read_next(page):
-    """Research pages may be long."""
+    """Research pages may be long, and generated blocks."""
     text = page.read_text(encoding="utf-8")
     if page.stem not in RESEARCH:
-        assert len(text.split()) <= 2000
+        assert len(re.sub(r"<!-- .*?<!-- end", "", text, flags=re.S).split()) <= 2000
     if page.stem != "README":
         first = text.split("\n\n")[1]
         assert first[0].isalpha() or first[0] in "`*", f"{page.name} does not open with a sentence"
         assert re.search(r"^Next: .*\.$", text.rstrip().split("\n\n")[-1], re.S | re.M), page.name
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert page.stem == "README" or f"{page.stem}.md" in navigation
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.stem)
@@ -221,6 +268,18 @@ def test_lines_of_a_page_are_short(page):
     text = re.sub(r"<!-- .*?<!-- end", "", page.read_text(encoding="utf-8"), flags=re.S)
     long = [line for line in text.split("\n") if len(line) > 120 and not line.startswith(("|", "!", "["))]
     assert long == []
+
+
+def test_generated_parts_are_current():
+    """`python tools/reference.py` and `python tools/trajectory_picture.py` write them."""
+    assert reference.outdated() == []
+    assert trajectory_picture.FILE.read_text() == trajectory_picture.picture(trajectory_picture.recorded())
+
+
+def test_the_navigation_has_every_page_once():
+    in_navigation = [page for _, page in reference.pages()]
+    assert len(in_navigation) == len(set(in_navigation))
+    assert set(in_navigation) == {page.name for page in PAGES[1:]} | set(reference.SOURCES)
 
 
 def test_the_page_of_times_is_what_was_measured():

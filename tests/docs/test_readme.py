@@ -12,12 +12,14 @@ from itertools import pairwise
 import pytest
 
 import readme
+import truth as truth_page
 from examples import FENCED, ROOT, helped
 from limpet.cli import compare as compare_command
 from limpet.cli import main
 from limpet.cli import sample as sample_command
 from limpet.cli.common import LoadOptions
 from limpet.evaluation.comparison import SAMPLERS
+from limpet.paper.studies import truth
 from limpet.samplers import named_samplers
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,7 +74,7 @@ def printed(command: str, capsys) -> str:
 def test_its_exact_table_is_what_the_command_prints(capsys):
     ((command, output),) = re.findall(r"^\$ (limpet compare .*)\n((?:.+\n)*)```", README, re.MULTILINE)
     rows = [line for line in output.splitlines() if line.startswith("│")]
-    assert len(rows) == len(SAMPLERS) + 1  # and the true distribution
+    assert len(rows) == len(SAMPLERS) + 2  # and the recommended sampler, and the true distribution
     now = " ".join(printed(command, capsys).split())
     for line in output.splitlines():
         assert " ".join(line.split()) in now
@@ -84,12 +86,26 @@ def test_its_sample_is_what_the_command_prints(capsys):
     assert output.split()[:8] == printed(command, capsys).split()[:8]
 
 
-def test_its_results_are_those_of_the_committed_report():
-    block = readme.results_table(readme.committed())
+def test_its_results_are_those_of_the_committed_reports():
+    block = readme.results_block(*readme.committed())
     assert f"<!-- results -->\n{block}<!-- end -->" in README
     table = [line for line in block.splitlines() if line.startswith("|")]
     assert len(table) <= 2 + 5  # head, rule and at most five rows
-    assert all(line.count("|") == 6 for line in table)  # at most four columns of numbers
+    assert all(line.count("|") <= 6 for line in table)  # at most four columns of numbers
+
+
+def test_its_limits_are_what_the_study_of_truth_found():
+    results, _ = readme.committed()
+
+    def outcomes(family: str, nfe: int) -> dict[str, str]:
+        (text,) = truth.COMPARED[family]
+        worlds = [world for world, size in truth_page.SIZE.truth.items() if nfe in size.nfes]
+        return {world: truth.against_baseline(results, f"{world}/{nfe}", text).outcome for world in worlds}
+
+    assert "neither CRS nor Mend beats the best baseline with 64 calls" in " ".join(README.split())
+    assert "holds" not in [*outcomes("CRS", 64).values(), *outcomes("Mend", 64).values()]
+    assert [world for world, outcome in outcomes("Mend", 16).items() if outcome == "holds"] == ["boards"]
+    assert outcomes("Mend", 16)["grammar"] == outcomes("CRS", 16)["grammar"] == "fails"
 
 
 def test_it_says_how_much_faster_than_the_released_functions():

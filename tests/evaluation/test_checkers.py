@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import limpet
+from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation import evaluate
 from limpet.evaluation.checkers import BUILTIN, find_checker, molecules
+from limpet.evaluation.checkers.grammar import leaf_shares, leaves
 from limpet.evaluation.checkers.hashes import SPACE, HashSet
 from limpet.evaluation.checkers.molecules import read_molecule, total_variation
+from limpet.models.brackets import is_balanced
 from limpet.models.model_files import BUILTIN_FOLDER
+
+SMILES = ("NC(=O)C1OCC=C1", "N#CC12CC3CCN1C23", "O=C1CCCC1C#C", "CC(C)(C)O", "C1=CC=CC=C1", "FC(F)(F)C#N")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +96,31 @@ def test_without_rdkit_a_check_is_one_sentence_and_molecules_are_sampled(monkeyp
     assert len(limpet.sample(model, "native nfe=2", n=1).texts[0]) == 24
 
 
+def test_the_commands_without_rdkit(monkeypatch, capsys) -> None:
+    """`sample` needs no checker; `compare` names the extra in one sentence before it samples."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rdkit"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    assert main(["sample", "--model", "molecules", "--sampler", "native nfe=2", "--n", "1", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["text"]) == 24
+    assert main(["compare", "--model", "molecules", "--nfe", "2", "--n", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("pip install 'limpet[molecules]'") == 1
+    assert "Traceback" not in error
+
+
+def test_every_way_of_writing_a_molecule_is_the_same_molecule(chem) -> None:
+    """Read by RDKit alone: the filter must know a training molecule however a sampler writes it."""
+    known = HashSet.of(read_molecule(text).canonical for text in SMILES)
+    for number, text in enumerate(SMILES):
+        read = chem.MolFromSmiles(text)
+        assert read_molecule(text).atoms == sum(text.count(symbol) for symbol in "CNOF") == read.GetNumHeavyAtoms()
+        for written in chem.MolToRandomSmilesVect(read, 8, randomSeed=number + 1, kekuleSmiles=True):
+            found = read_molecule(written)
+            assert found.canonical == read_molecule(text).canonical == chem.CanonSmiles(text)
+            assert found.canonical in known
+
+
 # Hashes
 
 
@@ -134,6 +169,31 @@ def test_the_checker_of_brackets() -> None:
     assert scores.values["grammatical"].tolist() == [0.6]
     assert scores.values["distinct"].tolist() == [pytest.approx(2 / 3)]
     assert np.isnan(evaluate([")("], metrics=(), checker="grammar").values["distinct"]).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("()[]{}", max_size=10) | st.text("()[]{}a ", max_size=6))
+def test_balance_is_what_removing_closed_pairs_leaves_nothing_of(text: str) -> None:
+    rest, before = text, None
+    while rest != before:
+        before, rest = rest, rest.replace("()", "").replace("[]", "").replace("{}", "")
+    assert is_balanced(text) == (rest == "")
+
+
+@pytest.mark.parametrize(("pairs", "kinds"), [(0, 3), (1, 3), (2, 3), (3, 2), (5, 1)])
+def test_the_shares_of_leaves_are_those_of_all_balanced_strings(pairs: int, kinds: int) -> None:
+    letters = "()[]{}"[: 2 * kinds]
+    every = [text for text in map("".join, itertools.product(letters, repeat=2 * pairs)) if is_balanced(text)]
+    counted = Counter(map(leaves, every))
+    assert leaf_shares(pairs) == pytest.approx({k: count / len(every) for k, count in counted.items()})
+    assert find_checker("grammar").check_set(every)["leaves distance"] == pytest.approx(0)
+    assert sum(leaf_shares(32).values()) == pytest.approx(1)
+
+
+def test_short_nests_alone_are_far_from_all_balanced_strings() -> None:
+    flat = evaluate(["()[]{}()", "[][]()()"], metrics=(), checker="grammar").values
+    assert flat["grammatical"].tolist() == [1]
+    assert flat["leaves distance"].tolist() == [pytest.approx(1 - 1 / 14)]  # one of 14 shapes of 4 pairs has 4 leaves
 
 
 def test_every_draw_of_the_grammar_is_right() -> None:

@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from limpet.errors import LimpetError
 from limpet.evaluation import evaluate
@@ -168,6 +170,25 @@ def test_the_checker_of_a_puzzle() -> None:
     assert found == {"solved": False, "valid": True, "clues kept": False, "wrong units": 0}
     assert checker.check(f"?{KNOWN.replace('.', '0')}={SOLVED[:-1]}?")["solved"] is False
     assert checker.check("no board at all")["valid"] is False
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 80), st.integers(1, 9)), max_size=4), st.sets(st.integers(0, 80)))
+def test_a_changed_board_is_judged_as_by_the_rules_alone(changes, given_cells) -> None:
+    board, solved = cells(SOLVED), cells(SOLVED)
+    for cell, digit in changes:
+        board[cell] = digit
+    puzzle = [solved[cell] if cell in given_cells else 0 for cell in range(81)]
+    houses = [
+        *([(row, i) for i in range(9)] for row in range(9)),
+        *([(i, column) for i in range(9)] for column in range(9)),
+        *([(a + i // 3, b + i % 3) for i in range(9)] for a in (0, 3, 6) for b in (0, 3, 6)),
+    ]
+    wrong = sum(len({board[9 * row + column] for row, column in house}) < 9 for house in houses)
+    kept = all(board[cell] == solved[cell] for cell in given_cells)
+    found = find_checker("sudoku").check("?{}={}".format(*("".join(map(str, one)) for one in (puzzle, board))))
+    about_clues = {"solved": kept and not wrong, "clues kept": kept} if given_cells else {}
+    assert found == {"valid": not wrong, "wrong units": wrong, **about_clues}
 
 
 def test_the_checker_of_boards_without_clues() -> None:

@@ -21,6 +21,7 @@ from limpet.evaluation.comparison import NFE, SAMPLERS, N
 from limpet.evaluation.judges import SourceJudge, load_judge
 from limpet.models.exact import Mixture
 from limpet.samplers import named_samplers
+from limpet.samplers.recommended import SHARPNESS
 
 SEEDS = (3, 5)
 PAIR = {"native": Native(nfe=4, top_p=0.9), "CRS": CRS(nfe=4)}
@@ -81,11 +82,10 @@ def test_a_name_means_the_same_sampler_everywhere(capsys):
     words = limpet.load("exact:words")
     call = ["compare", "--model", "exact:words", "--n", "2", "--seeds", "3", "5", "--json"]
     by_default = json.loads(printed(capsys, *call))["samplers"]
-    assert [one["name"] for one in by_default] == list(SAMPLERS)
+    assert [one["name"] for one in by_default] == [*SAMPLERS, f"sharpness={SHARPNESS:g}"]
     named = json.loads(printed(capsys, *call, *(word for name in SAMPLERS for word in ("--sampler", name))))["samplers"]
-    assert named == by_default
-    in_python = limpet.compare(words, SAMPLERS, n=2, seeds=SEEDS).to_dict()["samplers"]
-    assert in_python == limpet.compare(words, n=2, seeds=SEEDS).to_dict()["samplers"] == by_default
+    assert named == by_default[:-1] == limpet.compare(words, SAMPLERS, n=2, seeds=SEEDS).to_dict()["samplers"]
+    assert limpet.compare(words, n=2, seeds=SEEDS).to_dict()["samplers"] == by_default
     native = limpet.compare(words, [Native(nfe=NFE)], n=2, seeds=SEEDS).to_dict()["samplers"]
     assert native[0]["measures"] == by_default[0]["measures"]
     assert by_default[0]["sampler"]["final_step"] == "sample"

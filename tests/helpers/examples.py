@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(limpet|curl|docker|hf|make|pip|python|serve|srun) ")
 NOT_A_COMMAND = re.compile(r"#|$|\w+=|export ")  # other lines of a shell script
+SAVED = re.compile(r"[Ss]ave (?:it|this) as\s+`([\w.-]+)`")
 COMMANDS = [name for name in main.COMMANDS if name != "paper"] + [f"paper {name}" for name in main.PAPER]
 
 
@@ -39,6 +40,15 @@ def shell(page: Path) -> Iterator[str]:
             else:
                 is_output = language == "" or (language == "console" and command == line)
                 assert is_output or NOT_A_COMMAND.match(line), f"{page.name}: of which program is {line!r}?"
+
+
+def saved(page: Path) -> Iterator[tuple[str, str]]:
+    """(name, content) of every file that a page asks its reader to save: the block after its name."""
+    text = page.read_text(encoding="utf-8")
+    for found in SAVED.finditer(text):
+        block = FENCED.search(text, found.end())
+        assert block, f"{page.name}: {found[1]} has no content"
+        yield found[1], block[2]
 
 
 def written(name: str) -> list[str]:

@@ -43,9 +43,9 @@ def start(
 
     streams: the descriptors of its three standard streams; None is a closed one. most: bytes of any file that it may
     write."""
-    given = [None if one is None else Stream(one) for one in streams]
+    passed = [None if one is None else Stream(one) for one in streams]
     where = os.fspath(cwd or Path.cwd())
-    process = CONTEXT.Process(target=_run, args=(arguments, given, where, dict(env or os.environ), most))
+    process = CONTEXT.Process(target=_run, args=(arguments, passed, where, dict(env or os.environ), most))
     process.start()
     return process
 

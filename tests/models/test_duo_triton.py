@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from held import Held
 from limpet import registry
-from limpet.models import ModelInput, duo_triton, float8
+from limpet.models import Cache, ModelInput, duo_triton, float8
 from limpet.models.duo import Duo, DuoNetwork, DuoShape, in_float8
 from limpet.models.duo_triton import FusedBackbone
 from limpet.models.networks import AlignedHead, set_precision
@@ -35,6 +35,25 @@ def random_network(shape: DuoShape) -> DuoNetwork:
     for parameter in network.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     return network.to(DEVICE)
+
+
+def test_the_fused_backbone_keeps_and_reads_what_the_plain_one_does() -> None:
+    """A full call, and then some positions of other tokens beside its keys and values, most of them of one sample."""
+    shape = DuoShape(vocab_size=19, length=8, width=32, blocks=3, heads=4, cond=16, hidden=64)
+    network = random_network(shape)
+    tokens = torch.randint(shape.vocab_size, (3, 8), generator=random_generator(2), device=DEVICE)
+    index, found = torch.tensor([1, 8, 9, 12, 15, 23], device=DEVICE), []
+    for backbone in (network.backbone, FusedBackbone(network)):
+        with torch.no_grad():
+            full, some = Cache(None, (), []), Cache(index, (), [])
+            parts = [backbone(tokens, torch.tensor([0.02, 0.9, 4.0], device=DEVICE), cache=full)]
+            some = some._replace(before=tuple(full.after))
+            changed = tokens.flatten().index_copy(0, index, tokens.flatten()[index].flip(0)).view_as(tokens)
+            rows = backbone(changed, torch.tensor([0.7], device=DEVICE), lambda: index, some)
+        found.append([*parts, rows.flatten(0, 1)[index], *full.after, *some.after])
+    assert len(found[0]) == 2 + 2 * shape.blocks
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [

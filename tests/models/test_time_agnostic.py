@@ -237,7 +237,7 @@ def test_conformance(folder, precision):
 
 def test_the_command_ends_in_a_verdict(folder, capsys):
     assert main.main(["check", str(folder), "--sampler", "crs", "--nfe", "4", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1].endswith("24 checks, 0 failed")
+    assert capsys.readouterr().out.strip().splitlines()[-1].endswith("25 checks, 0 failed")
     assert main.main(["info", str(folder), "--device", "cpu"]) == 0
     assert "clipped-snr -9 to 9" in capsys.readouterr().out
 

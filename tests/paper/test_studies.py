@@ -424,7 +424,7 @@ def test_sizes_can_be_changed():
         preset("huge")
     with pytest.raises(LimpetError, match="no study"):
         study("table-12", PAPER)
-    assert set(PRESETS) == {"paper", "mini", "mini-gpu", "rehearsal", "exact", "smoke"}
+    assert set(PRESETS) == {"paper", "mini", "mini-cpu", "mini-gpu", "rehearsal", "exact", "smoke"}
 
 
 # Committed reports
@@ -500,7 +500,14 @@ def test_every_bound_that_is_not_zero_has_its_reason(claims):
 
 
 READINGS = ("readings", "readings-prompt")
-OTHERS = ("samplers-mini-gpu", "samplers-exact", "forms-mini-gpu", "pareto-mini-gpu", "interleave-mini-gpu")
+OTHERS = (
+    "samplers-mini-gpu",
+    "samplers-exact",
+    "forms-mini-gpu",
+    "pareto-mini-gpu",
+    "interleave-mini-gpu",
+    "truth-mini-cpu",
+)
 MINI = [*(f"{name}-mini-gpu" for name in IN_PAPER), "final-step-sample", *READINGS, *OTHERS]
 COMMITTED = [*(DOCS / "reports/mini" / name for name in MINI), *sorted((DOCS / "reports/values").iterdir())]
 

@@ -114,12 +114,12 @@ def test_a_comparison_is_paired(client, words):
 
 def test_the_defaults_are_what_the_page_starts_with(client, words):
     found = client.post("/api/compare", json={}).json()["samplers"]
-    expected = {"native": Native(nfe=16), "CRS": CRS(nfe=16)}
+    expected = {"native": Native(nfe=16), "sharpness=0.25": limpet.recommended(16)}
     assert {name: row["sampler"] for name, row in found.items()} == {
         name: sampler.to_dict() for name, sampler in expected.items()
     }
     (row,) = client.post("/api/sample", json={}).json()["samples"]
-    assert row["text"] == limpet.sample(words, CRS(nfe=16), 1, 8200).texts[0]
+    assert row["text"] == limpet.sample(words, n=1, nfe=16, seed=8200).texts[0]
 
 
 def test_a_prompt_that_fills_the_sequence_leaves_nothing_to_score(client):

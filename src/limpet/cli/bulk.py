@@ -11,12 +11,15 @@ import tyro
 from limpet.cli.common import (
     DEFAULT_LOADING,
     DEFAULT_MODEL,
-    SAMPLER_HELP,
     Json,
     Length,
     Loading,
     Model,
+    SamplerText,
+    Sharpness,
+    captioned_sampler,
     err,
+    print_recommended,
     progress,
     show,
 )
@@ -27,7 +30,8 @@ from limpet.experiments import Store, bulk
 from limpet.experiments.bulk import BulkProgress, BulkRequest
 from limpet.files import read_prompts
 from limpet.generation import SEED
-from limpet.samplers import named_samplers
+from limpet.samplers import choose_sampler
+from limpet.samplers.recommended import NFE
 
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal for a bar
 
@@ -36,8 +40,9 @@ def run(
     folder: Annotated[str, tyro.conf.Positional],
     /,
     model: Model = DEFAULT_MODEL,
-    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "crs",
-    nfe: int = 64,
+    sampler: SamplerText = None,
+    nfe: int = NFE,
+    sharpness: Sharpness = None,
     n: int = 1000,
     prompt: str | None = None,
     prompts: str | None = None,
@@ -79,13 +84,16 @@ def run(
     """
     if verify:
         return _verify(folder, json)
-    ((_, chosen),) = named_samplers([sampler], nfe).items()
+    _, chosen = captioned_sampler(sampler, nfe, sharpness)
     if prompt is not None and prompts is not None:
         raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
     texts = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
     fixed = parse_fixes(fix)
-    request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
     models, store = executing.models(loading), Store(folder)
+    if sampler is None:
+        chosen = choose_sampler(None, nfe, sharpness, models.model(model))
+        print_recommended(chosen, sharpness)
+    request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
     executor, threads = executing.executor(loading.device, models)
     begun = printed = time.monotonic()
     with progress(f"{model} into {folder}") as update, resumable("part"):

@@ -25,6 +25,8 @@ from limpet.files import read_prompts, read_text
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.models.networks import Precision
+from limpet.samplers import Sampler, choose_sampler, named_samplers
+from limpet.samplers.recommended import SHARPNESS
 
 # Results. A pipe has no width of its own, and a table must not be cut to fit one.
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -99,12 +101,34 @@ SAMPLER_HELP = (
     'a sampler and its parameters, such as "crs nfe=16", ./file.py:Name of your own, or a file of `limpet tune`; '
     "`limpet samplers` lists them"
 )
+SamplerText = Annotated[str | None, tyro.conf.arg(help=SAMPLER_HELP + " (default: the one that --sharpness chooses)")]
 SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SAMPLER_HELP)]
+Sharpness = Annotated[
+    float | None,
+    tyro.conf.arg(help="0 (as diverse as the released sampler) to 1 (the sharpest that is still useful); chooses the "
+                  f"sampler (default: {SHARPNESS:g})"),
+]  # fmt: skip
 
 
 def has_native_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 matrices itself."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def captioned_sampler(sampler: str | None, nfe: int, sharpness: float | None) -> tuple[str, Sampler]:
+    """The caption and the sampler that a command asks for, before a model is loaded; with the general dial."""
+    if sampler is None or sharpness is not None:
+        chosen = choose_sampler(sampler, nfe, sharpness)
+        return chosen.caption, chosen
+    ((caption, chosen),) = named_samplers([sampler], nfe).items()
+    return caption, chosen
+
+
+def print_recommended(chosen: Sampler, sharpness: float | None) -> None:
+    """Say on standard error which sampler a sharpness has chosen."""
+    shown = SHARPNESS if sharpness is None else sharpness
+    about = f"sharpness {shown:g}, {chosen.nfe} network calls: {chosen.caption}"
+    err.print(about, style="dim", markup=False, soft_wrap=True)
 
 
 def show(as_json: bool, document: Any, parts: Iterable[Any]) -> None:

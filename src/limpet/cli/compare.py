@@ -15,19 +15,20 @@ from limpet.cli.common import (
     Loading,
     Model,
     SamplerTexts,
+    Sharpness,
     err,
     out,
+    print_recommended,
     progress,
     prompt_texts,
     readable,
     show,
 )
-from limpet.evaluation.comparison import NFE, SAMPLERS, Comparison, N, compare
+from limpet.evaluation.comparison import NFE, Comparison, N, compare, compared_samplers
 from limpet.evaluation.judges import load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
 from limpet.generation import SEEDS, Progress
 from limpet.models import Denoiser
-from limpet.samplers import named_samplers
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
 
@@ -36,6 +37,7 @@ def run(
     model: Model = DEFAULT_MODEL,
     sampler: SamplerTexts = (),
     nfe: int = NFE,
+    sharpness: Sharpness = None,
     n: int = N,
     seeds: tuple[int, ...] = SEEDS,
     length: Length = None,
@@ -50,10 +52,11 @@ def run(
     texts: int = 1,
     json: Json = False,
 ) -> None:
-    """Compare samplers on the same random numbers (default: native, native with top-p .9 and .7, CRS and Mend, with
-    the same number of network calls).
+    """Compare samplers on the same random numbers (default: native, native with top-p .9 and .7, CRS, Mend and the
+    sampler that --sharpness chooses, with the same number of network calls).
 
     $ limpet compare
+    $ limpet compare --nfe 8 --sharpness 0
     $ limpet compare --model exact:chain --nfe 32
     $ limpet compare --sampler native --sampler "wide: crs spacing=8"
     $ limpet compare --sampler "crs nfe=8" --sampler "crs nfe=64" --json
@@ -78,8 +81,9 @@ def run(
             sampler; a metric that ranks one above a sampler is fooled
         texts: how many samples of each sampler to print side by side
     """
-    chosen = named_samplers(sampler or SAMPLERS, nfe)
+    compared_samplers(sampler or None, nfe, sharpness)  # before the model is loaded
     denoiser = loading.load(model)
+    chosen = compared_samplers(sampler or None, nfe, sharpness, denoiser)
     scorer = None if judge is None else load_judge(judge, loading.device)
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None
@@ -100,6 +104,8 @@ def run(
             denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker,
             metrics or None, controls,
         )  # fmt: skip
+    if not sampler:
+        print_recommended(list(chosen.values())[-1], sharpness)
     if not json:
         rules = {"judge": result.judge["rule"]} if result.judge else {}
         for name, convention in {**rules, **result.conventions}.items():

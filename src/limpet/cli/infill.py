@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import tyro
 
-from limpet.cli.common import DEFAULT_LOADING, DEFAULT_MODEL, SAMPLER_HELP, Loading, Model, progress
+from limpet.cli.common import (
+    DEFAULT_LOADING,
+    DEFAULT_MODEL,
+    Loading,
+    Model,
+    SamplerText,
+    Sharpness,
+    captioned_sampler,
+    print_recommended,
+    progress,
+)
 from limpet.cli.sample import print_texts
 from limpet.cli.streams import print_json
 from limpet.generation import SEED, infill
-from limpet.samplers import named_samplers
+from limpet.samplers import choose_sampler
+from limpet.samplers.recommended import NFE
 
 
 def run(
@@ -20,8 +29,9 @@ def run(
     *,
     gap: int = 16,
     model: Model = DEFAULT_MODEL,
-    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "crs",
-    nfe: int = 64,
+    sampler: SamplerText = None,
+    nfe: int = NFE,
+    sharpness: Sharpness = None,
     n: int = 4,
     seed: int = SEED,
     batch_size: int | None = None,
@@ -43,8 +53,11 @@ def run(
         batch_size: samples computed at once
         json: print JSON lines, one for each sample, instead of texts
     """
-    ((caption, chosen),) = named_samplers([sampler], nfe).items()
+    caption, chosen = captioned_sampler(sampler, nfe, sharpness)
     denoiser = loading.load(model)
+    if sampler is None:
+        chosen = choose_sampler(None, nfe, sharpness, denoiser)
+        print_recommended(chosen, sharpness)
     with progress(f"{denoiser.name}, {caption}", n * chosen.nfe) as update:
         report = lambda done, total: update(completed=done)  # noqa: E731
         samples = infill(denoiser, left, right, gap, chosen, n, seed, batch_size, report)

@@ -6,18 +6,20 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from limpet.cli.common import (
     DEFAULT_LOADING,
     DEFAULT_MODEL,
-    SAMPLER_HELP,
     Length,
     Loading,
     Model,
+    SamplerText,
+    Sharpness,
+    captioned_sampler,
     err,
+    print_recommended,
     progress,
     prompt_texts,
     readable,
@@ -29,15 +31,17 @@ from limpet.files import SEPARATOR, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
-from limpet.samplers import Sampler, named_samplers
+from limpet.samplers import Sampler, choose_sampler
+from limpet.samplers.recommended import NFE
 
 MAX_DIGITS = 18  # of a position or an id
 
 
 def run(
     model: Model = DEFAULT_MODEL,
-    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "crs",
-    nfe: int = 64,
+    sampler: SamplerText = None,
+    nfe: int = NFE,
+    sharpness: Sharpness = None,
     prompt: str | None = None,
     prompts: str | None = None,
     fix: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
@@ -53,7 +57,7 @@ def run(
 ) -> int:
     """Draw texts from a model. `limpet bulk` draws many, into a folder, resumably.
 
-    $ limpet sample --n 2 --nfe 32
+    $ limpet sample --n 2 --nfe 16 --sharpness .5
     $ limpet sample --model s-sahoo/duo-distilled --prompt "The sea" --device cuda
     $ limpet sample --model google/diffusiongemma-26B-A4B-it \\
         --prompt "Why is the sky blue?" --precision bfloat16
@@ -77,11 +81,12 @@ def run(
         force: overwrite a file that exists
         json: print JSON lines, one for each sample, instead of texts
     """
-    ((caption, chosen),) = named_samplers([sampler], nfe).items()
+    caption, chosen = captioned_sampler(sampler, nfe, sharpness)
     words = parse_fixes(fix)
     for file in (out, record):
         _check_writable(file, force)
     denoiser = loading.load(model)
+    chosen = chosen if sampler else choose_sampler(None, nfe, sharpness, denoiser)
     texts = prompt_texts(denoiser, prompt, prompts)
     is_chat = isinstance(denoiser, Canvas) and bool(texts)
     if is_chat and (prompts is not None or fix or record is not None):
@@ -90,6 +95,8 @@ def run(
         )
     fixed = fixed_ids(denoiser, words.items(), length or denoiser.length)
     each = [text for text in texts for _ in range(n)] or None
+    if sampler is None:
+        print_recommended(chosen, sharpness)
     samples = _draw(denoiser, caption, chosen, texts, each, n, seed, length, fixed, batch_size)
     lines = samples.lines()
     if out is not None:

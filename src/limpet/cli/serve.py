@@ -19,6 +19,7 @@ from limpet.cli.common import (
     LoadOptions,
     RunOptions,
     SamplerTexts,
+    Sharpness,
     err,
 )
 from limpet.errors import LimpetError, import_extra
@@ -27,6 +28,7 @@ from limpet.models.exact import Source
 from limpet.models.exact_sources import SOURCES
 from limpet.models.model_files import builtin_names
 from limpet.samplers import Sampler, named_samplers
+from limpet.samplers.recommended import check_not_both
 from limpet.server.handlers import Resources
 from limpet.server.scheduler import Limits
 
@@ -36,6 +38,7 @@ LIMITS = Limits()
 def run(
     models: tuple[str, ...] = (),
     sampler: SamplerTexts = (),
+    sharpness: Sharpness = None,
     host: str = "127.0.0.1",
     port: int = 8787,
     names: tuple[str, ...] = (),
@@ -57,6 +60,7 @@ def run(
     seconds for others to share a batch, grace 30 seconds when the server stops.
 
     $ limpet serve
+    $ limpet serve --sharpness .5
     $ limpet serve --sampler native --sampler "crs budget=.25"
     $ limpet serve --port 9000 --models mini s-sahoo/duo-distilled
     $ limpet serve --host 0.0.0.0 --limit.seconds 30 --limit.queue 4
@@ -80,9 +84,11 @@ def run(
         import_extra(module, "serve")
     from limpet.server import workers
     from limpet.server.connections import Server
-    from limpet.server.http import CALLS, application, listen
+    from limpet.server.http import CALLS, application, first_samplers, listen
 
-    first = named_samplers(sampler, min(CALLS, limits.calls))
+    check_not_both(sampler, sharpness)
+    calls = min(CALLS, limits.calls)
+    first = named_samplers(sampler, calls) if sampler else first_samplers(calls, sharpness)
     listener = listen(host, port)
     known = models or tuple(dict.fromkeys([DEFAULT_MODEL, *builtin_names(), *SOURCES]))
     page = playground or not api

@@ -1,25 +1,32 @@
-"""`limpet tune`: the best parameters for a model, a judge and a number of network calls."""
+"""`limpet tune`: the dial of a model, or the best parameters of one sampler for a number of network calls."""
 
 from __future__ import annotations
 
 import json as jsons
 import os
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.table import Table
 
-from limpet import registry
-from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, Model, err, show
+from limpet import __version__, registry
+from limpet.cli.common import DEFAULT_LOADING, Json, Length, Loading, LoadOptions, Model, err, progress, show
+from limpet.cli.compare import rich_table
 from limpet.cli.study import DEFAULT_EXECUTING, Executing, compute
 from limpet.errors import LimpetError
 from limpet.evaluation import source_judge
-from limpet.evaluation.judges import BUILTIN
-from limpet.experiments import JudgeSpec, Results, Store, Study, collect, figures, format_estimate, format_signed
+from limpet.evaluation.comparison import Comparison, compare
+from limpet.evaluation.judges import BUILTIN, load_judge
+from limpet.experiments import JudgeSpec, Results, Store, Study, collect, dial, figures, format_estimate, format_signed
 from limpet.experiments.tuning import SPACE, TuningConfig, TuningResult, tune
 from limpet.files import read_text, write_file
+from limpet.generation import Progress
+from limpet.samplers import Sampler
+from limpet.samplers.recommended import SavedDial, dial_path
 
 DEFAULTS = TuningConfig("")
 SPACE_HELP = f"""a sampler and values of its parameters, all combined; can be repeated for several samplers (default:
@@ -30,45 +37,52 @@ def run(
     model: Annotated[Model, tyro.conf.Positional],
     /,
     nfe: int = DEFAULTS.nfe,
-    entropy: float | None = None,
-    tolerance: float = DEFAULTS.tolerance,
-    space: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SPACE_HELP)] = (),
-    candidates: int = DEFAULTS.candidates,
     n: int = DEFAULTS.n,
     n_seeds: int = DEFAULTS.n_seeds,
     seed: int = DEFAULTS.seed,
     length: Length = None,
     judge: str | None = None,
+    checker: str | None = None,
+    space: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SPACE_HELP)] = (),
+    entropy: float | None = None,
+    tolerance: float = DEFAULTS.tolerance,
+    candidates: int = DEFAULTS.candidates,
     store: str = "limpet-store",
     executing: Executing = DEFAULT_EXECUTING,
     loading: Loading = DEFAULT_LOADING,
-    out_file: Annotated[Path, tyro.conf.arg(name="out")] = Path("tuned.toml"),
+    out_file: Annotated[Path | None, tyro.conf.arg(name="out")] = None,
     force: bool = False,
     json: Json = False,
 ) -> int:
-    """Find the parameters with the lowest NLL against top-p at equal entropy, by successive halving.
+    """Fit the dial to a model, so that --sharpness chooses what suits it; with --space, --entropy or --out, find the
+    one sampler with the lowest NLL against top-p at equal entropy, by successive halving.
 
-    The same command resumes an interrupted run. The winner is measured again on seeds that no choice has used.
-
-    $ limpet tune mini --nfe 16
+    $ limpet tune mini
+    $ limpet tune sudoku --nfe 16 --n 16
+    $ limpet tune ./my.py:factory --judge gpt2-large --n 32
     $ limpet tune mini --nfe 16 --entropy 4.4 --out sharp.toml
-    $ limpet tune ./my.py:factory --judge gpt2-large --n 32 --on processes
     $ limpet tune mini --space "mend late_top_p=.9,.8" --space "crs budget=.25,.5"
-    $ limpet compare --model mini --sampler native --sampler tuned.toml
 
     Args:
         nfe: network calls of every sampler
+        n: samples per seed
+        n_seeds: seeds of the choice, and as many fresh ones for the report
+        seed: the first, an even number; choices use even seeds and the report odd ones
+        judge: what scores the texts (default: an exact source's own distribution, else the model's checker, else
+            mini-judge)
+        checker: what decides whether a sample is right (default: the model's own); its first number is the quality
         entropy: the wanted unigram entropy in nats (default: wherever the distance is largest)
         tolerance: how far from it a sampler's own entropy may be
-        candidates: how many samplers are tried, spread evenly over the space
-        n: samples per seed
-        n_seeds: fresh seeds, which the report is on; the last choice uses as many or more
-        seed: the first, an even number; choices use even seeds and the report odd ones
-        judge: what scores the texts (default: an exact source's own distribution, else mini-judge)
-        store: where results live, as for `limpet study`: nothing is computed twice
-        out_file: where the sampler is written, for `--sampler`; the figure is written beside it
-        force: overwrite the result of another tuning
+        candidates: how many samplers of the space are tried, spread evenly over it
+        store: where results of the search over a space live, as for `limpet study`: nothing is computed twice
+        out_file: where the search writes its sampler, for `--sampler`; default: tuned.toml
+        force: overwrite the result of another search
     """
+    if not (space or entropy is not None or out_file):
+        return _fit_dial(model, nfe, n, n_seeds, seed, length, judge, checker, loading, json)
+    if checker is not None:
+        raise LimpetError("a search over a space compares NLL: leave checker out, or fit the dial, without --space")
+    out_file = out_file or Path("tuned.toml")
     if out_file.suffix != ".toml" or not out_file.resolve().parent.is_dir():
         raise LimpetError(f"out is {str(out_file)!r}; it takes a file that ends in .toml, in a folder that exists")
     models = executing.models(loading)
@@ -94,6 +108,53 @@ def run(
     files = [str(out_file), *figure]
     parts = [frontier_table(found), fresh_table(found), verdict(found), "", *commands(found, out_file), *figure]
     show(json, {**found.to_dict(), "files": files}, parts)
+    return 0
+
+
+def _fit_dial(
+    name: str,
+    nfe: int,
+    n: int,
+    n_seeds: int,
+    seed: int,
+    length: int | None,
+    judge: str | None,
+    checker: str | None,
+    loading: LoadOptions,
+    json: bool,
+) -> int:
+    """Fit the dial, save it under the model's digest, and show it on fresh seeds."""
+    config = TuningConfig(name, nfe, n=n, n_seeds=n_seeds, seed=seed)
+    model = loading.load(name)
+    scorer = None if judge is None else load_judge(judge, loading.device)
+
+    def measure(samplers: Mapping[str, Sampler], seeds: Sequence[int]) -> Comparison:
+        with progress(total=sum(one.nfe for one in samplers.values()) * len(seeds) * n) as update:
+
+            def report_for(name: str) -> Progress:
+                before = 0
+
+                def report(done: int, total: int) -> None:
+                    nonlocal before
+                    update(description=name, advance=done - before if done > before else done)
+                    before = done
+
+                return report
+
+            return compare(model, samplers, nfe, n, seeds, length, None, None, scorer, report_for, checker)
+
+    found = dial.fit(nfe, config.seeds(n_seeds), config.fresh_seeds, measure)
+    about = f"{found.quality} at {nfe} calls, {n_seeds} seeds x {n} samples, by limpet {__version__}"
+    path = dial_path(model.digest)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LimpetError(f"{path} cannot be written ({error.strerror}): set LIMPET_HOME to a folder") from error
+    write_file(path, SavedDial(model.name, model.digest, about, found.dial).toml())
+    next_step = f"limpet sample --model {shlex.quote(name)} --nfe {nfe} --sharpness 0.5"
+    numbers = ", ".join(f"{field} {value:g}" for field, value in asdict(found.dial).items())
+    parts = [rich_table(found.fresh.table(), None), f"the dial: {numbers}", f"saved: {path}", next_step]
+    show(json, {**found.to_dict(), "file": str(path)}, parts)
     return 0
 
 

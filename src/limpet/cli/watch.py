@@ -17,13 +17,16 @@ from limpet.cli.common import (
     Loading,
     Model,
     SamplerTexts,
+    Sharpness,
     out,
+    print_recommended,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
-from limpet.samplers import named_samplers
+from limpet.samplers import choose_sampler, named_samplers
+from limpet.samplers.recommended import check_not_both
 
 
 def run(
@@ -33,6 +36,7 @@ def run(
     model: Model = DEFAULT_MODEL,
     sampler: SamplerTexts = (),
     nfe: int | None = None,
+    sharpness: Sharpness = None,
     prompt: str | None = None,
     length: Length = None,
     seed: int = SEED,
@@ -62,8 +66,13 @@ def run(
         trajectories = [Trajectory.load(file) for file in files]
         frames = range(max(trajectory.header.frames for trajectory in trajectories))
     else:
-        samplers = named_samplers(sampler or ("crs",), nfe)
-        trajectories, frames = follow(loading.load(model), samplers, seed, sample, length, prompt)
+        check_not_both(sampler, sharpness)
+        samplers, denoiser = named_samplers(sampler, nfe), loading.load(model)
+        if not samplers:
+            chosen = choose_sampler(None, nfe, sharpness, denoiser)
+            print_recommended(chosen, sharpness)
+            samplers = {chosen.caption: chosen}
+        trajectories, frames = follow(denoiser, samplers, seed, sample, length, prompt)
     if not out.is_terminal:  # a file or a pipe gets the last frame alone
         *_, (number, _) = enumerate(frames)
         out.print(terminal.render(trajectories, number, out.width))

@@ -21,7 +21,8 @@ from limpet.evaluation.statistics import Estimate
 from limpet.evaluation.tables import ResultTable
 from limpet.generation import SEEDS, Progress, Prompt, Samples, sample
 from limpet.models import Denoiser, check_model
-from limpet.samplers import Sampler, named_samplers
+from limpet.samplers import Sampler, choose_sampler, named_samplers
+from limpet.samplers.recommended import SHARPNESS, check_not_both
 
 SAMPLERS = ("native", "native top_p=0.9", "native top_p=0.7", "crs", "mend")  # compared by default
 NFE = 16  # default network calls: few enough that samplers differ
@@ -208,6 +209,21 @@ class Comparison:
         return axes
 
 
+def compared_samplers(
+    samplers: Mapping[str, Sampler | str] | Sequence[Sampler | str] | Sampler | str | None,
+    nfe: int | None = NFE,
+    sharpness: float | None = None,
+    model: Denoiser | None = None,
+) -> dict[str, Sampler]:
+    """The samplers of a comparison by name. By default the recommended one at a sharpness stands beside `SAMPLERS`."""
+    check_not_both(samplers, sharpness)
+    if samplers is not None:
+        return named_samplers(samplers, nfe)
+    name = f"sharpness={SHARPNESS if sharpness is None else sharpness:g}"
+    chosen = choose_sampler(None, NFE if nfe is None else nfe, sharpness, model)
+    return {**named_samplers(SAMPLERS, nfe), name: chosen}
+
+
 def _number(scores: Scores, name: str) -> str:
     if name == MAUVE and scores.mauve is not None:
         return f"{statistics.mean_se(scores.mauve):.4f}"
@@ -228,13 +244,14 @@ def compare(
     checker: Checker | str | None = None,
     metrics: Sequence[str] | None = None,
     controls: bool = False,
+    sharpness: float | None = None,
 ) -> Comparison:
     """Sample a model with several samplers on the same random numbers, and evaluate the samples.
 
     Args:
         model: the model.
         samplers: a list or a mapping by name of samplers or texts such as "crs nfe=8" (default: native, native with
-            top-p .9 and .7, CRS and Mend). The first is what the others are compared with.
+            top-p .9 and .7, CRS, Mend, and the recommended sampler). The first is what the others are compared with.
         nfe: network calls of the samplers that are given as text without their own.
         n: samples of each seed.
         seeds: standard errors are over them.
@@ -251,12 +268,13 @@ def compare(
             exact source.
         controls: whether to add three rows of texts that no model made, at the entropy of the first sampler. A metric
             that ranks one of them above a sampler is fooled.
+        sharpness: of the recommended sampler, from 0 (diverse) to 1 (sharp), in place of samplers (default: .25).
 
     Returns:
         `Comparison`: the scores and samples of each sampler.
     """
     check_model(model)
-    chosen = named_samplers(SAMPLERS if samplers is None else samplers, nfe)
+    chosen = compared_samplers(samplers, nfe, sharpness, model)
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise LimpetError(f"seeds is {seeds!r}; it takes a list of whole numbers, such as [8200, 8210]")
     if not chosen or not seeds:

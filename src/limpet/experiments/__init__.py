@@ -1,7 +1,7 @@
 """Experiments: a study consists of cells and seeds; each cell under each seed is a unit of work; a store keeps every
 finished unit."""
 
-from limpet.experiments import bulk, claims, figures, render, report, study_files, tuning
+from limpet.experiments import bulk, claims, dial, figures, render, report, study_files, tuning
 from limpet.experiments.claims import (
     Claim,
     Finding,
@@ -52,6 +52,7 @@ __all__ = [
     "JudgeSpec", "ModelCache", "Panel", "Plan", "Point", "Probe", "ProbeFunction", "ProbeRow", "ProbeValue",
     "Prompts", "PublishedValue", "ReportContent", "Results", "RunProgress", "RunSummary", "SamplingUnit",
     "ScatterPlot", "Series", "Store", "Study", "Table", "above", "below", "between", "bulk", "claims", "collect",
+    "dial",
     "equivalent", "estimate_series", "figures", "format_estimate", "format_signed", "local", "not_above",
     "not_below", "on_ray", "processes", "provenance", "published_difference", "render", "report", "resolve", "run",
     "status", "study_files", "tuning", "within",

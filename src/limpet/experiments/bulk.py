@@ -267,7 +267,7 @@ def generate(
         before = None
         parts, plan = resolve(request, store, models)
     store.write_plan(PLAN, plan)
-    config = WorkerConfig(store.path, (), (), models.precision, None, threads, models.load_options)
+    config = WorkerConfig(store.path, (), (), models.precision, threads=threads, load_options=models.load_options)
     summary = run_groups([[part] for part in parts], store, executor, config, _counting_samples(plan, on_progress))
     if before is not None and before["samples"] < plan["samples"]:  # its last part has grown, and is not damaged
         summary.damaged.pop(f"part {(before['samples'] - 1) // before['part_size']}", None)

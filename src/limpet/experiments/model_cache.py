@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from limpet.evaluation.judges import Judge, judge_for, load_judge
+from limpet.evaluation.checkers import Checker, find_checker
+from limpet.evaluation.judges import Judge, load_judge, source_judge
 from limpet.experiments.study import JudgeSpec
 from limpet.models import Denoiser
 from limpet.models.loading import load
@@ -27,6 +28,7 @@ class ModelCache:
         self.device, self.precision, self.load_options = device, precision, load_options
         self._models: dict[str, Denoiser] = {}
         self._judges: dict[str, Judge] = {}
+        self._checkers: dict[str, Checker] = {}
 
     def model(self, name: str) -> Denoiser:
         """The model of this name, loaded on first use."""
@@ -41,11 +43,18 @@ class ModelCache:
         return self._judges[name]
 
     def judges(self, specs: Sequence[JudgeSpec], model: Denoiser) -> list[tuple[JudgeSpec, Judge]]:
-        """The judges of a model's samples: those asked for, or else the model's own known distribution."""
+        """The judges of a model's samples: those asked for, or else the model's own distribution, if it is known."""
         if specs:
             return [(spec, self.judge(spec.name)) for spec in specs]
-        probs = judge_for(model, None)
-        return [(JudgeSpec(probs.name), probs)]
+        probs = source_judge(model)
+        return [] if probs is None else [(JudgeSpec(probs.name), probs)]
+
+    def checker(self, name: str | None, model: Denoiser) -> Checker | None:
+        """The checker of a model's samples: the one of this name, or else the model's own, if it names one."""
+        name = name or model.checker
+        if name is not None and name not in self._checkers:
+            self._checkers[name] = find_checker(name)
+        return None if name is None else self._checkers[name]
 
 
 def provenance(model: Denoiser) -> dict[str, Any]:

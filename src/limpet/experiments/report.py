@@ -220,7 +220,9 @@ def _summary(results: Results) -> str:
     study, about = results.study, results.provenance
     models = ", ".join(f"{name} ({digest[:12]})" for name, digest in about["models"].items())
     counts = " or ".join(map(str, about["samples per seed"]))
-    samples = f" x {counts} samples, judged by {', '.join(results.judges)}" if counts else ""
+    judged = [f"judged by {', '.join(results.judges)}"] if about.get("judges", True) else []
+    judged += ["with checkers"] if results.checks else []
+    samples = f" x {counts} samples, {' and '.join(judged)}" if counts else ""
     preset = f", preset {study.preset}" if study.preset else ""
     cells = len(results.cells) + len(results.probes)
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from limpet.evaluation.statistics import Estimate, Floats
 from limpet.experiments import units
 from limpet.experiments.store import Store, canonical_json
 from limpet.experiments.study import Cell, Study
+
+OF_A_JUDGE = ("nll:", "tokens:", "dropped:")  # how stored columns of the i-th judge begin; i follows
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class ProbeRow:
 class Results:
     """The numbers that a report is built from; `results(cell, measure)` is an estimate over seeds.
 
-    Measures of a cell are nll and ppl (of the first judge, or nll:JUDGE), any metric, committed, visible and nfe."""
+    Measures of a cell are those of the checker, nll and ppl (of the first judge, or nll:JUDGE), any metric, committed,
+    visible and nfe."""
 
     study: Study
     provenance: dict[str, Any]  # what these numbers were computed from, and where
@@ -57,6 +60,11 @@ class Results:
         """The judges' names in tables."""
         return self.study.judge_captions
 
+    @property
+    def checks(self) -> list[str]:
+        """The measures that are a checker's, of all cells together."""
+        return list(self.provenance.get("checks", ()))
+
     def __call__(self, cell: str, measure: str) -> Estimate:
         if cell not in self.cells:
             raise LimpetError(f"study {self.study.name} has no cell {cell!r}; it has {', '.join(self.cells)}")
@@ -64,6 +72,8 @@ class Results:
         if name == "ppl":
             nll = self(cell, f"nll:{judge}" if judge else "nll")
             return Estimate(np.exp(nll.values), nll.reasons)
+        if measure in self.cells[cell]:
+            return self.cells[cell][measure]
         if judge and judge not in self.judges:
             raise LimpetError(f"{judge!r} did not judge study {self.study.name}; {', '.join(self.judges)} did")
         measure = name if judge == self.judges[0] else measure
@@ -100,7 +110,7 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """Every number, as a report stores it."""
         cells = {
-            cell: {name: _stored(self(cell, name)) for name in ("ppl", *measures)}
+            cell: {name: _stored(self(cell, name)) for name in (*(("ppl",) if "nll" in measures else ()), *measures)}
             for cell, measures in self.cells.items()
         }
         rows = {probe: [row.to_dict() for row in rows] for probe, rows in self.probes.items()}
@@ -140,7 +150,7 @@ def collect(study: Study, store: Store) -> Results:
 
 
 def _measures(study: Study, cell: Cell, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
-    """Every measure of a cell: the first judge's first, masks that the paper does not count last."""
+    """Every measure of a cell: the checker's first, then the judges', masks that the paper does not count last."""
     steps = max(1, cell.sampler.nfe - 1 - cell.warmup_calls)  # that may commit
 
     def column(rows: Mapping[str, Any], name: str) -> Floats:
@@ -159,11 +169,17 @@ def _measures(study: Study, cell: Cell, seeds: Sequence[Mapping[str, Any]]) -> d
         reasons = tuple(reason if lost else None for lost in np.isnan(nll))
         return Estimate(nll / tokens, reasons if any(reasons) else ())
 
-    others = [f"nll:{judge}" for judge in study.judge_captions[1:]]
-    names = ["nll", *study.metrics, "committed", "visible", "nfe", *others]
-    stored = {name for rows in seeds for name in (*rows["sets"], *rows["columns"]) if ":" not in name}
+    is_judged = "nll:0" in seeds[0]["columns"]
+    judged, others = (["nll"], [f"nll:{judge}" for judge in study.judge_captions[1:]]) if is_judged else ([], [])
+    names = [*_checks(seeds), *judged, *study.metrics, "committed", "visible", "nfe", *others]
+    stored = {name for rows in seeds for name in (*rows["sets"], *rows["columns"]) if not name.startswith(OF_A_JUDGE)}
     names += sorted(stored - set(names))
     return {name: measured(name) for name in names}
+
+
+def _checks(seeds: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The measures of some units that are a checker's, in its order."""
+    return list(dict.fromkeys(name for rows in seeds for name in rows.get("checks", ())))
 
 
 def _probe_rows(seeds: Sequence[Mapping[str, Any]]) -> list[ProbeRow]:
@@ -187,7 +203,7 @@ def _provenance(study: Study, plan: Mapping[str, Any], found: Mapping[str, list[
     """What decided these numbers, and every machine that computed some of them."""
     rows = [rows for cell in found.values() for rows in cell]
     counted = {
-        judge: int(sum(sum(one["columns"][f"tokens:{i}"]) for one in rows if "columns" in one))
+        judge: int(sum(sum(one["columns"].get(f"tokens:{i}", ())) for one in rows if "columns" in one))
         for i, judge in enumerate(study.judge_captions)
     }
     settings = dict.fromkeys(json.dumps(cell["settings"]) for cell in plan["cells"] if "settings" in cell)
@@ -196,7 +212,8 @@ def _provenance(study: Study, plan: Mapping[str, Any], found: Mapping[str, list[
         "models": plan["models"],
         "judges": plan["judges"],
         "conventions": plan["conventions"],
-        "counted tokens": counted if study.sample_cells else {},
+        **({"checks": checks} if (checks := _checks(rows)) else {}),
+        "counted tokens": counted if study.sample_cells and plan["judges"] else {},
         "seeds": plan["seeds"],
         "samples per seed": sorted({cell.n for cell in study.sample_cells}),
         "settings": [json.loads(one) for one in settings],

@@ -62,7 +62,9 @@ def run(
     plan = units.resolve(study, models)
     store.write_plan(units.plan_name(study), plan.document)  # fails before any work if the store cannot be written
     text = units.read_reference_text(study)
-    config = WorkerConfig(store.path, study.judges, study.metrics, models.precision, text, threads, models.load_options)
+    config = WorkerConfig(
+        store.path, study.judges, study.metrics, models.precision, text, study.checker, threads, models.load_options
+    )
     return run_groups(plan.groups()[index - 1 :: parts], store, executor, config, on_progress)
 
 

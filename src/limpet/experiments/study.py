@@ -28,8 +28,9 @@ REPLAY_TERMS = attrgetter("model", "n", "first", "length", "prompts", "sampler.n
 class Prompts:
     """Texts to continue.
 
-    texts: a file with one text per line, or "source" to draw prompts from an exact source's own distribution.
-    tokens: how many tokens of each text are the prompt. each: continuations of every prompt."""
+    texts: a file with one text per line, "source" to draw prompts from an exact source's own distribution, or
+    "sudoku 32" to write puzzles with 32 clues and one solution. tokens: how many tokens of each text are the prompt.
+    each: continuations of every prompt."""
 
     texts: str
     tokens: int = 50
@@ -100,7 +101,8 @@ class JudgeSpec:
 class Study:
     """Cells and seeds, and a function that turns their results into tables, figures and claims.
 
-    Without judges, samples are scored by the model's own distribution, which must then be known."""
+    Without judges, samples are scored by the model's own distribution, where it is known. The checker of a model also
+    scores its samples."""
 
     name: str
     title: str
@@ -114,6 +116,7 @@ class Study:
     texts_per_cell: int = 0  # samples of each cell that the report shows as text, 2 at most
     digits: int | None = None  # significant digits of the numbers in the report; default: all
     conventions: Mapping[str, str] = field(default_factory=dict)  # how each quantity of its probes is defined
+    checker: str | None = None  # a checker of every model's samples; default: each model's own, if it names one
     is_toy: bool = False  # too small, or of too simple a language, to be compared with the paper
 
     def __post_init__(self) -> None:

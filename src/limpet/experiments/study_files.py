@@ -54,6 +54,7 @@ class StudyFile:
     length: int | None = None
     judges: tuple[JudgeSpec, ...] = ()  # names, or {name = "gpt2-large", convention = "text"}
     metrics: tuple[str, ...] = DIVERSITY_METRICS
+    checker: str | None = None  # a name, or ./file.py:Name beside the file; default: each model's own
     common: dict[str, Any] = field(default_factory=dict)  # parameters of every sampler that has them
     prompts: Prompts | None = None
     # By name, each a text as on the command line, "native top_p=0.9", or a table: `sampler`, which may be
@@ -106,7 +107,16 @@ def load(path: str | Path, models: ModelCache | None = None) -> Study:
         for sampler_name, (sampler, replay) in samplers.items()
     )
     with file.at("samplers"):
-        study = Study(name, spec.title or name, cells, spec.seeds, build_report, spec.judges, spec.metrics)
+        study = Study(
+            name,
+            spec.title or name,
+            cells,
+            spec.seeds,
+            build_report,
+            spec.judges,
+            spec.metrics,
+            checker=spec.checker and _beside(file, spec.checker),
+        )
     for model in dict.fromkeys(cell.model for cell in cells) if models is not None else ():
         assert models is not None
         with file.at(which):
@@ -118,19 +128,28 @@ def load(path: str | Path, models: ModelCache | None = None) -> Study:
 
 def _tables(results: Results) -> tuple[Table, ...]:
     """Every cell in every measure, a few columns in each table."""
-    columns = [(f"ppl:{judge}", f"GenPPL, {judge} (lower is better)", 2) for judge in results.judges]
+    columns = [(name, name, 3) for name in results.checks]
+    if results.provenance.get("judges", True):
+        columns += [(f"ppl:{judge}", f"GenPPL, {judge} (lower is better)", 2) for judge in results.judges]
     columns += [(metric, UNITS.get(metric, metric), 4) for metric in results.study.metrics]
     columns.append(("committed", UNITS["committed"], 1))
     tables: list[Table] = []
     for start in range(0, len(columns), COLUMNS):
         part = columns[start : start + COLUMNS]
         rows = tuple(
-            (Entry(cell.name), *(Entry(format_estimate(results(cell.name, name), digits)) for name, _, digits in part))
+            (Entry(cell.name), *(_entry(results, cell.name, name, digits) for name, _, digits in part))
             for cell in results.study.sample_cells
         )
         head = ("cell", *(title for _, title, _ in part))
         tables.append(Table(f"cells-{len(tables) + 1}", "Mean ± standard error over seeds.", head, (rows,)))
     return tuple(tables)
+
+
+def _entry(results: Results, cell: str, measure: str, digits: int) -> Entry:
+    """A measure of a cell; nothing where the cell has none, as its model has another checker or no judge."""
+    stored = measure.replace("ppl:", "nll:").replace(f"nll:{results.judges[0]}", "nll")
+    known = results.cells[cell]
+    return Entry(format_estimate(results(cell, measure), digits) if stored in known else "")
 
 
 def _beside(file: Toml, name: str) -> str:

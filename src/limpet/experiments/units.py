@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from limpet import registry
 from limpet.errors import LimpetError
 from limpet.evaluation import convention_for
+from limpet.evaluation.checkers import Checker, sudoku
 from limpet.evaluation.judges import CONVENTIONS, source_judge
 from limpet.evaluation.metrics import METRICS
 from limpet.evaluation.statistics import numbers
@@ -165,6 +166,7 @@ def resolve(study: Study, models: ModelCache) -> Plan:
     names = [name for cell in study.cells for name in (cell.models if isinstance(cell, Probe) else [cell.model])]
     loaded = {name: models.model(name) for name in names}
     judges = {cell.model: resolve_judges(study, loaded[cell.model], models) for cell in study.sample_cells}
+    checkers = {name: models.checker(study.checker, loaded[name]) for name in judges}
     text = read_reference_text(study)
     reference = None if text is None else digest(text.encode())
     units: list[SeedUnit] = []
@@ -175,12 +177,16 @@ def resolve(study: Study, models: ModelCache) -> Plan:
                 resolved[cell.name] = _probe_unit(study, cell, [loaded[name] for name in cell.models], index)
             else:
                 source = cell.replay and resolved[cell.replay].key
-                own = judges[cell.model]
-                resolved[cell.name] = _sampling_unit(study, cell, loaded[cell.model], own, reference, index, source)
+                scored_by = judges[cell.model], checkers[cell.model]
+                resolved[cell.name] = _sampling_unit(
+                    study, cell, loaded[cell.model], scored_by, reference, index, source
+                )
         units += [resolved[cell.name] for cell in study.cells]
     distinct = {canonical_json(judge): judge for some in judges.values() for judge in some}
     rules = {one["convention"]: CONVENTIONS[one["convention"]].rule for one in distinct.values()}
     measures = _metric_conventions(study) if judges else {}
+    for checker in checkers.values():
+        measures |= getattr(checker, "conventions", {})
     if any("mauve" in unit.facts for unit in units):
         measures["mauve"] = MAUVE_RULE
     keys = {cell.name: [unit.key for unit in units if unit.cell is cell] for cell in study.cells}
@@ -199,9 +205,13 @@ def resolve(study: Study, models: ModelCache) -> Plan:
 
 
 def resolve_judges(study: Study, model: Denoiser, models: ModelCache) -> list[dict[str, str]]:
-    """The judges of a model's samples and their conventions. Raises if one cannot score this model."""
-    if not study.judges and source_judge(model) is None:
-        raise LimpetError(f"the true distribution of {model.name} is not known: study {study.name} needs a judge")
+    """The judges of a model's samples and their conventions; none where a checker alone scores them.
+
+    Raises if a judge cannot score this model, or if nothing can."""
+    if not study.judges and source_judge(model) is None and models.checker(study.checker, model) is None:
+        raise LimpetError(
+            f"the true distribution of {model.name} is not known: study {study.name} needs a judge or a checker"
+        )
     return [
         {
             "name": spec.name,
@@ -221,6 +231,13 @@ def sampler_facts(sampler: Sampler) -> dict[str, Any]:
     }
     parameters["sampler"] = Path(sampler.name).name  # without the folder of the sampler's file
     return {"sampler": parameters, "code": registry.code_digest(type(sampler))}
+
+
+def checker_facts(checker: Checker) -> dict[str, Any]:
+    """What decides what a checker finds: how it says each value is taken, and the code of its class."""
+    kind = type(checker)
+    conventions = dict(getattr(checker, "conventions", {}))
+    return {"checker": kind.__qualname__, "conventions": conventions, "code": registry.code_digest(kind)}
 
 
 def read_reference_text(study: Study) -> str | None:
@@ -269,12 +286,12 @@ def _sampling_unit(
     study: Study,
     cell: Cell,
     model: Denoiser,
-    judges: list[dict[str, str]],
+    scored_by: tuple[list[dict[str, str]], Checker | None],
     reference: str | None,
     index: int,
     source: str | None,
 ) -> SamplingUnit:
-    length = cell.length or model.length
+    length, (judges, checker) = cell.length or model.length, scored_by
     prompts = _prompt_tokens(cell, cell.prompts, model, length, index, study.seeds[index]) if cell.prompts else None
     facts = {
         "result_version": RESULT_VERSION,
@@ -289,9 +306,10 @@ def _sampling_unit(
         "replay": source,
         "judges": [{"digest": judge["digest"], "convention": judge["convention"]} for judge in judges],
         "measures": _rules(study.metrics, cell.prompts is not None),
+        **({} if checker is None else {"checker": checker_facts(checker)}),
     }
     # A true distribution has no features for MAUVE.
-    if reference is not None and cell.prompts is None and judges[0]["convention"] != "exact":
+    if reference is not None and cell.prompts is None and judges and judges[0]["convention"] != "exact":
         facts |= {"reference": reference, "mauve": MAUVE_RULE}
     cost = cell.sampler.nfe * cell.n * length
     return SamplingUnit(facts, cost, cell, index, study.seeds, length, prompts, source)
@@ -314,6 +332,12 @@ def _probe_unit(study: Study, probe: Probe, models: list[Denoiser], index: int) 
     return ProbeUnit(facts, probe.cost, probe, index, study.seeds)
 
 
+@cache
+def _puzzles(count: int, clues: int, seed: int) -> list[str]:
+    """Puzzles with one solution, written once for all cells of a study."""
+    return sudoku.puzzles(count, clues, seed)
+
+
 def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, index: int, seed: int) -> PromptTokens:
     """The token ids that each sample under one seed begins with; every seed has texts of its own."""
     if prompts.tokens >= length:
@@ -324,7 +348,11 @@ def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, i
             raise LimpetError(f"{model.name} is no exact source, so prompts cannot be drawn from it: name a file")
         ids: list[list[int]] = model.draw(count, seed)[:, : prompts.tokens].tolist()
     else:
-        lines = read_prompts(prompts.texts)[index * count : (index + 1) * count]
+        if prompts.texts.startswith("sudoku "):
+            clues = int(prompts.texts.removeprefix("sudoku "))
+            lines = _puzzles(count, clues, seed + cell.first)
+        else:
+            lines = read_prompts(prompts.texts)[index * count : (index + 1) * count]
         if model.tokenizer is None:
             raise LimpetError(f"{model.name} has no tokenizer, so it cannot continue texts")
         ids = [prompt_tokens(model, line)[: prompts.tokens] for line in lines]

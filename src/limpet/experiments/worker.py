@@ -41,6 +41,7 @@ class WorkerConfig:
     metrics: tuple[str, ...]
     precision: Precision = "float32"
     reference_text: str | None = None  # what MAUVE compares samples with
+    checker: str | None = None  # default: each model's own, if it names one
     threads: int | None = None  # of torch on the CPU; default: torch's own choice
     load_options: Mapping[str, str] = field(default_factory=dict)  # which of a model's weights
 
@@ -139,12 +140,12 @@ class Worker:
         """The tokens and the sampler's final memory; scores, metrics, and the counts of masks."""
         model = self.models.model(unit.cell.model)
         tokens = torch.cat([branch.state.tokens for branch in branches]).cpu()
-        columns, sets = self._scores(unit, model, tokens)
+        scores = self._scores(unit, model, tokens)
         for mask in {name: None for branch in branches for name in branch.counts}:
             counts = [branch.counts.get(mask, torch.zeros_like(branch.state.tokens[:, 0])) for branch in branches]
             count = torch.cat(counts).tolist()
             if mask in PAPER_MASKS or any(count):  # another mask may be that of the sampler that ran for this one
-                columns[mask] = count
+                scores["columns"][mask] = count
         memory = [torch.cat(part).cpu() for part in zip(*(branch.state.memory for branch in branches), strict=True)]
         names = getattr(branches[0].state.memory, "_fields", ("tokens",))
         if "tokens" in names:  # the tokens have that name, or the memory has no names
@@ -156,40 +157,31 @@ class Worker:
             "provenance": [provenance(model)],
             "nfe": max(branch.calls for branch in branches),
             "memory": list(zip(names, types, strict=True)),
-            "columns": columns,
-            "sets": sets,
             "texts": texts,
+            **scores,
         }
 
-    def _scores(self, unit: SamplingUnit, model: Denoiser, tokens: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Columns with one value per sample, and values of the whole set."""
+    def _scores(self, unit: SamplingUnit, model: Denoiser, tokens: Tensor) -> dict[str, Any]:
+        """Columns with one value per sample, values of the whole set, and which of them are a checker's."""
         prompt_length = len(unit.prompts[0]) if unit.prompts else 0
         samples = SampleSet.from_tokens(model, tokens, prompt_length)
         names = metric_names(self.config.metrics, unit.prompts is not None)
-        columns: dict[str, Any] = {}
-        sets: dict[str, Any] = {}
+        scores = evaluate(samples, None, names.values(), checker=self.models.checker(self.config.checker, model))
+        checks = [name for name in scores.measures if name not in names.values()]
+        each, whole = scores.columns(), scores.set_values()
+        stored = {**dict(zip(checks, checks, strict=True)), **names}
+        columns: dict[str, Any] = {as_name: numbers(each[name]) for as_name, name in stored.items() if name in each}
+        sets: dict[str, Any] = {as_name: numbers([whole[name]])[0] for as_name, name in stored.items() if name in whole}
         for i, (_, judge) in enumerate(self.models.judges(self.config.judges, model)):
             convention = unit.facts["judges"][i]["convention"]
             reference = self._reference(judge, model, *tokens.shape) if i == 0 and "mauve" in unit.facts else None
-            scores = evaluate(
-                samples,
-                judge,
-                list(names.values()) if i == 0 else (),
-                convention=convention,
-                reference=reference,
-                mauve_starts=MAUVE_STARTS,
-            )
-            for stored, name in names.items() if i == 0 else ():
-                if name in scores.columns():
-                    columns[stored] = numbers(scores.columns()[name])
-                else:
-                    sets[stored] = numbers([scores.set_values()[name]])[0]
+            scores = evaluate(samples, judge, (), convention=convention, reference=reference, mauve_starts=MAUVE_STARTS)
             # By number: one judge may have two names, and the unit is the same.
             for name in ("nll", "tokens", "dropped"):
                 columns[f"{name}:{i}"] = numbers(getattr(scores.judged[0], name))
             if scores.mauve is not None:
                 sets["mauve"] = numbers([scores.mauve.mean()])[0]
-        return columns, sets
+        return {"checks": checks, "columns": columns, "sets": sets}
 
 
 def _narrowed(part: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def register() -> None:
 
 
 class LimpetLM(interface.LM):  # type: ignore[misc, name-defined]
-    """Answers to `generate_until` tasks. Answer i of a task is sample i under the seed, in any batch.
+    """Answers to `generate_until` tasks. Answer i of a task is sample i under the seed, in any batch up to rounding.
 
     pretrained: what `limpet.load` takes. sampler: such as "mend nfe=16". length: tokens of a sequence, prompt included
     (default: the model's). A task's temperature and do_sample are not used; the sampler has its own."""

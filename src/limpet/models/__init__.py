@@ -1,6 +1,7 @@
 """Models: the interface of one, how one is loaded, and a file for each family of networks."""
 
 from limpet.models.denoiser import (
+    Cache,
     Canvas,
     CleanTokens,
     Denoiser,
@@ -15,6 +16,7 @@ from limpet.models.denoiser import (
 from limpet.models.prompt_layouts import PromptLayout
 
 __all__ = [
+    "Cache",
     "Canvas",
     "CleanTokens",
     "Denoiser",

@@ -23,6 +23,20 @@ def all_rows() -> None:
     return None
 
 
+class Cache(NamedTuple):
+    """Keys and values that a model keeps from one call to the next, so that it need not compute every position.
+
+    The model computes the positions in `compute`, and lets them attend to all others through the keys and values in
+    `before`. It appends to `after` what the next call will read, in tensors of its own: a state that a trajectory
+    comes back to still holds those of `before`."""
+
+    compute: (
+        Tensor | None
+    )  # (R,) flat positions to compute, ascending; None for all, and then nothing in `before` is read
+    before: tuple[Tensor, ...]  # (B, L, ...) of each layer, from the call before
+    after: list[Tensor]  # (B, L, ...) of each layer; empty when the model is called
+
+
 class ModelInput(NamedTuple):
     """What one network call is given. A model ignores what it does not use."""
 
@@ -31,6 +45,7 @@ class ModelInput(NamedTuple):
     rows: Rows = all_rows  # which positions will be read; a model may ask late, when it has launched the other work
     clean: Tensor | None = None  # (B, L) bool: tokens known to hold no noise (see `Denoiser.clean_tokens`)
     previous: Tensor | None = None  # (B, L, E) what `self_condition` made of the previous call's logits
+    cache: Cache | None = None  # where the sampler has `refresh`; given only to models with `cache_bytes`
 
 
 class Tokenizer(Protocol):
@@ -62,6 +77,7 @@ class Denoiser(ABC):
     tokenizer: Tokenizer | None = None
     clean_tokens: CleanTokens = "ignored"  # which tokens `ModelInput.clean` marks: none, fixed ones, committed ones too
     self_conditioned: bool = False  # whether each call reads the previous call's prediction, by `self_condition`
+    cache_bytes: int = 0  # that it keeps of one position between calls with `refresh`; 0: it computes all at every call
     precision: str = "float32"  # what it computes in
     checker: str | None = None  # the name of the checker that decides whether a sample is right
     prompt_layout: PromptLayout | None = None  # how a prompt is written, where it is no plain text
@@ -157,6 +173,7 @@ def check_model(denoiser: Denoiser) -> None:
         "schedule": ("a limpet.process.Schedule", lambda value: isinstance(value, Schedule)),
         "clean_tokens": ('"ignored", "fixed" or "committed"', lambda value: value in ("ignored", "fixed", "committed")),
         "self_conditioned": ("true or false", lambda value: type(value) is bool),
+        "cache_bytes": ("a whole number from 0", lambda value: type(value) is int and value >= 0),
         "precision": ("a text, such as float32", lambda value: isinstance(value, str) and value),
         "checker": ("the name of a checker, or None", lambda value: value is None or isinstance(value, str)),
         "prompt_layout": ("a PromptLayout or None", lambda value: value is None or isinstance(value, PromptLayout)),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from limpet.diffusion.backends import has_triton
 from limpet.diffusion.process import LOG_LINEAR, SCHEDULES, Schedule
 from limpet.errors import LimpetError
-from limpet.models import ModelInput, Rows, all_rows, model_files
+from limpet.models import Cache, ModelInput, Rows, all_rows, model_files
 from limpet.models.float8 import Float8Gelu, Float8Linear
 from limpet.models.model_files import FALSE, TOKEN, Fields, whole_number
 from limpet.models.networks import (
@@ -37,6 +37,7 @@ from limpet.models.networks import (
     TransformerBlock,
     attend,
     attend_at,
+    attend_kept,
     check_heads,
     dtype_of,
     in_place,
@@ -82,6 +83,11 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale) + shift
 
 
+def _rows(part: Tensor, positions: Positions) -> Tensor:
+    """(R, width) a modulation (B, 1, width) at some positions; (1, width) if all samples have the same."""
+    return part[:, 0] if len(part) == 1 else part[positions[0], 0]
+
+
 class SigmaMap(nn.Module):
     """sigma -> conditioning vector: a sinusoid of 256 features, cosines first, and a two-layer net."""
 
@@ -104,20 +110,42 @@ class DuoBlock(TransformerBlock):
         super().__init__(shape.width, shape.heads, shape.hidden)
         self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
 
-    def forward(self, x: Tensor, cond: Tensor, rotation: Rotation, positions: Positions | None = None) -> Tensor:
-        modulation = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
-        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation
-        normed = _modulate(self.norm1(x), shift_attn, scale_attn)
+    def forward(
+        self,
+        x: Tensor,
+        cond: Tensor,
+        rotation: Rotation,
+        positions: Positions | None = None,
+        keep: list[Tensor] | None = None,
+    ) -> Tensor:
+        """keep: where keys and values are appended for the next call."""
+        shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        normed = _modulate(self.norm1(x), shift, scale)
         if positions is None:
-            mixed = attend(self.attn_qkv(normed), self.heads, rotation)
-        else:  # nothing after attention mixes positions, so only these, (R, width), go on
-            mixed = attend_at(normed, self.attn_qkv, self.heads, rotation, positions)
-            x, samples = x[positions], positions[0]
-            gate_attn, shift_mlp, scale_mlp, gate_mlp = (
-                part[samples, 0] for part in (gate_attn, shift_mlp, scale_mlp, gate_mlp)
-            )
+            return self.after(x, attend(self.attn_qkv(normed), self.heads, rotation, keep=keep), *others)
+        # Nothing after attention mixes positions, so only these, (R, width), go on.
+        mixed = attend_at(normed, self.attn_qkv, self.heads, rotation, positions, keep)
+        return self.after(x[positions], mixed, *(_rows(part, positions) for part in others))
+
+    def cached(
+        self, x: Tensor, cond: Tensor, rotation: Rotation, positions: Positions, kept: Tensor, read: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The block at some positions, (R, width), beside the kept keys and values of the others; both, renewed.
+
+        read: the rows of x that go on from attention (default: all)."""
+        shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        normed = _modulate(self.norm1(x), _rows(shift, positions), _rows(scale, positions))
+        mixed, kept = attend_kept(self.attn_qkv(normed), kept, self.heads, rotation, positions, read)
+        if read is not None:
+            x, positions = x[read], (positions[0][read], positions[1][read])
+        return self.after(x, mixed, *(_rows(part, positions) for part in others)), kept
+
+    def after(
+        self, x: Tensor, mixed: Tensor, gate_attn: Tensor, shift: Tensor, scale: Tensor, gate_mlp: Tensor
+    ) -> Tensor:
+        """The block after its attention."""
         x = x + gate_attn * self.attn_out(mixed)
-        return cast(Tensor, x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
+        return cast(Tensor, x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift, scale)))
 
 
 class Embedding(nn.Module):
@@ -130,9 +158,12 @@ class Embedding(nn.Module):
             self.positions = nn.Parameter(torch.empty(shape.length, shape.width))
             nn.init.kaiming_uniform_(self.positions, a=math.sqrt(5))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """(B, L) tokens, or (R,) tokens at (R,) places."""
         embedded = F.embedding(tokens, self.embedding).float()
-        return embedded if self.positions is None else embedded + self.positions[: tokens.shape[1]].float()
+        if self.positions is None:
+            return embedded
+        return embedded + self.positions[: tokens.shape[1] if places is None else places].float()
 
 
 class OutputLayer(nn.Module):
@@ -147,7 +178,7 @@ class OutputLayer(nn.Module):
     def forward(self, x: Tensor, cond: Tensor, positions: Positions | None = None) -> Tensor:
         shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, -1)
         if positions is not None:
-            shift, scale = shift[positions[0], 0], scale[positions[0], 0]
+            shift, scale = _rows(shift, positions), _rows(scale, positions)
         return _modulate(self.norm_final(x), shift, scale)
 
 
@@ -168,15 +199,31 @@ class DuoNetwork(nn.Module):
             if "adaLN_modulation" in name or name.startswith("output_layer.linear"):
                 nn.init.zeros_(parameter)
 
-    def backbone(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows) -> Tensor:
+    def backbone(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input, at the flat positions that `rows`
         returns. The others may hold anything."""
+        if cache is not None and cache.compute is not None:
+            return self.cached(tokens, sigma, rows(), cache, cache.compute)
         x, positions = self.vocab_embed(tokens), positions_of(rows(), tokens)
         cond, rotation = self.sigma_map(sigma), self.rotary_emb(tokens.shape[1])
+        keep = None if cache is None else cache.after
         *blocks, last = self.blocks
         for block in blocks:
-            x = block(x, cond, rotation)
-        x = last(x, cond, rotation, positions)
+            x = block(x, cond, rotation, keep=keep)
+        x = last(x, cond, rotation, positions, keep)
+        return in_place(self.output_layer(x, cond, positions), positions, tokens)
+
+    def cached(self, tokens: Tensor, sigma: Tensor, rows: Tensor | None, cache: Cache, compute: Tensor) -> Tensor:
+        """The backbone at the flat positions `compute`, of which `rows` are read (None: all); (B,) or (1,) sigma."""
+        positions = compute // tokens.shape[1], compute % tokens.shape[1]
+        x, cond = self.vocab_embed(tokens[positions], positions[1]), self.sigma_map(sigma)
+        rotation, read = self.rotary_emb(tokens.shape[1]), None
+        for block, kept in zip(cast("list[DuoBlock]", list(self.blocks)), cache.before, strict=True):
+            if len(cache.after) == len(self.blocks) - 1 and rows is not None:
+                read = torch.searchsorted(compute.contiguous(), rows.contiguous())
+            x, kept = block.cached(x, cond, rotation, positions, kept, read)
+            cache.after.append(kept)
+        positions = positions if read is None else (positions[0][read], positions[1][read])
         return in_place(self.output_layer(x, cond, positions), positions, tokens)
 
     def head(self, features: Tensor) -> Tensor:
@@ -231,6 +278,7 @@ class Duo(NetworkDenoiser):
         facts |= {} if mask is None else {"mask": mask}
         facts |= {"products": precision} if precision == "float8" else {}  # the tensors' types tell the others
         super().__init__(network, name=name, tokenizer=tokenizer, precision=precision, info=info, facts=facts)
+        self.cache_bytes = 2 * network.shape.blocks * network.shape.width * PRECISIONS[precision].itemsize
 
     def to(self, device: torch.device | str) -> Duo:
         """Move the network to a device. Returns the same model."""
@@ -238,13 +286,14 @@ class Duo(NetworkDenoiser):
         return self
 
     def backbone(self, inputs: ModelInput) -> Tensor:
-        tokens, sigma = inputs.tokens, self.schedule.sigma(inputs.t)
+        tokens, sigma, cache = inputs.tokens, self.schedule.sigma(inputs.t), inputs.cache
         if sigma.dim():
             sigma = sigma.to(tokens.device, torch.float32)
-        else:  # filled in on the device, so that no copy waits for it
-            sigma = torch.full(tokens.shape[:1], float(sigma), dtype=torch.float32, device=tokens.device)
+        else:  # filled in on the device, so that no copy waits for it; some positions share one modulation
+            size = len(tokens) if cache is None or cache.compute is None else 1
+            sigma = torch.full((size,), float(sigma), dtype=torch.float32, device=tokens.device)
         with torch.no_grad():
-            return self._parts_on(tokens.device)[0](tokens, sigma, inputs.rows)
+            return self._parts_on(tokens.device)[0](tokens, sigma, inputs.rows, cache)
 
     def make_parts(self, device: torch.device) -> Parts:
         network = in_float8(self.network) if self.precision == "float8" else self.network

@@ -26,7 +26,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from limpet.models import Rows, all_rows, float8, float8_kernels
+from limpet.models import Cache, Rows, all_rows, float8, float8_kernels
 from limpet.models.float8 import Float8Rows
 from limpet.models.float8_kernels import gelu_of
 from limpet.models.private_apis import linear_gelu
@@ -96,11 +96,15 @@ class FusedBackbone:
         self.wider = max(1.0, network.shape.width / WIDTH)
         self.trunk, self.whole = replayed(self._trunk, self.wider), replayed(self._whole, self.wider)
 
-    def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows) -> Tensor:
+    def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the positions to be read."""
-        if tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
+        if cache is not None and cache.compute is not None:
+            return self._cached(tokens, sigma.expand(len(tokens)), cache, cache.compute.int())
+        if cache is None and tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
             return self.whole(tokens, sigma)[0].clone()
-        x, normed, keys, modulation = self.trunk(tokens, sigma)
+        parts = self.trunk(tokens, sigma) if cache is None else self._trunk(tokens, sigma, cache.after)
+        x, normed, keys, modulation = parts
+        del parts
         index = rows()
         if index is not None and not len(index):
             return torch.empty_like(x, dtype=modulation.dtype)
@@ -115,6 +119,41 @@ class FusedBackbone:
         queries = self._queries(normed, x.shape[1], None)
         attended = self.blocks[-1].attn_out(_attended(queries, keys, self.heads))
         return (self._features(x, attended, modulation, None),)
+
+    def _cached(self, tokens: Tensor, sigma: Tensor, cache: Cache, index: Tensor) -> Tensor:
+        """The features at an index of flat positions, beside the kept keys and values of all others."""
+        width, features = self.network.shape.width, torch.empty(0)
+        x, modulation = self._start(tokens, sigma)
+        updates: list[Gated] = []
+        for number, (block, kept) in enumerate(zip(self.blocks, cache.before, strict=True)):
+            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation[:, 6 * number : 6 * number + 6].unbind(1)
+            embedded = None if updates else (self.network.vocab_embed.embedding, tokens)
+            room = self._empty_rows(x.new_empty(len(index), width))
+            normed = _normed(x, updates, block.norm1, shift, scale, room, index, store=True, embedded=embedded)
+            qkv = cast(Tensor, block.attn_qkv(normed))
+            self._rotate(qkv[:, : 2 * width], x.shape[1], index)
+            renewed = kept.flatten(0, 1).flatten(1).index_copy(0, index.long(), qkv[:, width:])
+            cache.after.append(renewed.view_as(kept))
+            keys = renewed.view(*tokens.shape, -1)
+            attended = cast(Tensor, block.attn_out(_attended(qkv[:, :width], keys, self.heads, index)))
+            if number == len(self.blocks) - 1:
+                features = self._features(x, attended, modulation, index)
+            updates = [(gate, attended)]
+            if number < len(self.blocks) - 1:
+                updates.append((gate_mlp, self._mlp(x, updates, block, shift_mlp, scale_mlp, index)))
+        return features
+
+    def _start(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory for the (B, L, width) residual stream, and the (B, parts, width) modulations."""
+        width = self.network.shape.width
+        cond = self.network.sigma_map(sigma).to(self.weight.dtype)
+        x = torch.empty(*tokens.shape, width, dtype=torch.float32, device=tokens.device)
+        return x, F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
+
+    def _keep(self, keep: list[Tensor] | None, keys: Tensor) -> None:
+        """Append rotated keys and values (B, L, 2 width) as a layer of a cache, if there is one."""
+        if keep is not None:
+            keep.append(keys.unflatten(-1, (2, self.heads, -1)).clone(memory_format=torch.contiguous_format))
 
     def _queries(self, normed: Normed, length: int, index: Tensor | None) -> Tensor:
         """The last block's queries, rotated, at an index of flat positions or at all."""
@@ -133,22 +172,23 @@ class FusedBackbone:
         _normed(x, updates, self.network.output_layer.norm_final, shift, scale, features, index, scatter=True)
         return features
 
-    def _trunk(self, tokens: Tensor, sigma: Tensor) -> tuple[Tensor, Normed, Tensor, Tensor]:
-        """Up to the last block's keys and values.
+    def _trunk(
+        self, tokens: Tensor, sigma: Tensor, keep: list[Tensor] | None = None
+    ) -> tuple[Tensor, Normed, Tensor, Tensor]:
+        """Up to the last block's keys and values. keep: where those of all blocks are appended for the next call.
 
         Returns the (B, L, width) residual stream, the normed rows that queries are computed from, (B, L, 2 width) keys
         and values, and (B, parts, width) modulations."""
-        network, width = self.network, self.network.shape.width
-        cond = network.sigma_map(sigma).to(self.weight.dtype)
-        modulation = F.linear(cond, self.weight, self.bias).unflatten(-1, (-1, width))
-        x = torch.empty(*tokens.shape, width, dtype=torch.float32, device=tokens.device)
+        width = self.network.shape.width
+        x, modulation = self._start(tokens, sigma)
         *parts, last, _ = modulation.split(6, 1)
         updates: list[Gated] = []
         for block, part in zip(self.blocks[:-1], parts, strict=True):
-            self._update(x, updates, block, part, tokens)
+            self._update(x, updates, block, part, tokens, keep)
         normed = self._first_norm(x, updates, self.blocks[-1], last, tokens)
         keys = _part(self.blocks[-1], normed, slice(width, None))
         self._rotate(keys[..., :width], tokens.shape[1])
+        self._keep(keep, keys)
         return x, normed, keys, modulation
 
     def _first_norm(
@@ -163,13 +203,22 @@ class FusedBackbone:
         updates.clear()
         return normed
 
-    def _update(self, x: Tensor, updates: list[Gated], block: DuoBlock, modulation: Tensor, tokens: Tensor) -> None:
+    def _update(
+        self,
+        x: Tensor,
+        updates: list[Gated],
+        block: DuoBlock,
+        modulation: Tensor,
+        tokens: Tensor,
+        keep: list[Tensor] | None,
+    ) -> None:
         """One block: adds the updates of the block before and replaces them with its own.
 
         Tensors that are no longer read are freed at once, because each is large in a large batch."""
         width = x.shape[-1]
         gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation[:, 2:].unbind(1)
         qkv = self._qkv(block, self._first_norm(x, updates, block, modulation, tokens))
+        self._keep(keep, qkv[..., width:])
         updates.append((gate_attn, block.attn_out(_attended(qkv[..., :width], qkv[..., width:], self.heads))))
         del qkv
         updates.append((gate_mlp, self._mlp(x, updates, block, shift_mlp, scale_mlp)))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,15 @@ from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import model_files, time_agnostic
 from limpet.models.model_files import FALSE, NUMBER, TOKEN, Field, Fields, whole_number
-from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, rotate
+from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, kept_layer, keys_and_values, renewed, rotate
 from limpet.models.tensor_files import Unread
-from limpet.models.time_agnostic import RMSNorm, TimeAgnostic, TimeAgnosticNetwork, TimeAgnosticShape
+from limpet.models.time_agnostic import (
+    RMSNorm,
+    TimeAgnostic,
+    TimeAgnosticLayer,
+    TimeAgnosticNetwork,
+    TimeAgnosticShape,
+)
 
 WHAT = "a gidd-unif model"
 MASK = 3  # the released tokenizer's <|mask|>, whose probability was zero in training
@@ -98,12 +104,32 @@ class GiddAttention(nn.Module):
                 nn.Parameter(torch.zeros(shape.heads, shape.width // shape.heads)) for _ in range(2)
             )
 
-    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None) -> Tensor:
-        """(B, L, width) -> (B, L, width), before the output map. One sample at a time, as scores take much memory."""
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(..., width) -> queries, keys and values (..., heads, .), not rotated."""
         v = self.v_proj(x)
         q, k = self.q_norm(self.q_proj(x)).to(v.dtype), self.k_norm(self.k_proj(x)).to(v.dtype)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, heads, L, .)
+        return tuple(part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
+
+    def cached(
+        self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions, kept: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(R, width) -> (R, width) at some positions, and a layer of a cache; see `TimeAgnosticLayer`."""
+        q, k, v = self.project(x)
+        q, kept = renewed(q, k, v, kept, rotation, positions)
+        k, v = keys_and_values(kept)
+        counts = positions[0].bincount(minlength=len(kept)).tolist()
+        mixed = [
+            self._sample(own.transpose(0, 1), k[i], v[i], None if clean is None else clean[i, at, None] & ~clean[i])
+            for i, (own, at) in enumerate(zip(torch.split(q, counts), torch.split(positions[1], counts), strict=True))
+        ]
+        return torch.cat(mixed, 1).transpose(0, 1).flatten(1), kept
+
+    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None = None) -> Tensor:
+        """(B, L, width) -> (B, L, width), before the output map. One sample at a time, as scores take much memory."""
+        q, k, v = (part.transpose(1, 2) for part in self.project(x))  # (B, heads, L, .)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
+        if keep is not None:
+            keep.append(kept_layer(k, v))
         mixed = [
             self._sample(q[i], k[i], v[i], None if clean is None else clean[i, :, None] & ~clean[i])
             for i in range(len(x))
@@ -111,7 +137,8 @@ class GiddAttention(nn.Module):
         return torch.stack(mixed).transpose(1, 2).flatten(2)
 
     def _sample(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-        """(heads, L, .) each, and (L, L) where a query may not see a key -> (heads, L, .)."""
+        """(heads, R, .) queries, (heads, L, .) keys and values, and (R, L) where a query may not see a key ->
+        (heads, R, .)."""
         if hasattr(self, "k_bias"):  # a key that all queries see, before the others and at no position
             k = torch.cat([self.k_bias.to(v.dtype)[:, None], k], 1)
             v = torch.cat([self.v_bias.to(v.dtype)[:, None], v], 1)
@@ -136,19 +163,16 @@ class GiddMLP(nn.Module):
         return inner
 
 
-class GiddLayer(nn.Module):
+class GiddLayer(TimeAgnosticLayer):
     def __init__(self, shape: GiddShape) -> None:
         super().__init__()
         self.weight = shape.branches / shape.blocks
         self.self_attn, self.mlp = GiddAttention(shape), GiddMLP(shape)
         self.attn_layernorm, self.mlp_layernorm = (RMSNorm(shape.width, shape.eps, centred=True) for _ in range(2))
 
-    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions | None) -> Tensor:
-        mixed = self.self_attn(self.attn_layernorm(x), rotation, clean)
-        if positions is not None:  # nothing after attention mixes positions, so only these go on
-            x, mixed = x[positions], mixed[positions]
-        x = x + self.weight * self.self_attn.o_proj(mixed)
-        return cast(Tensor, x + self.weight * self.mlp(self.mlp_layernorm(x)))
+    @property
+    def norms(self) -> tuple[nn.Module, nn.Module]:
+        return self.attn_layernorm, self.mlp_layernorm
 
 
 class GiddNetwork(TimeAgnosticNetwork):

@@ -93,27 +93,82 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attend(qkv: Tensor, heads: int, rotation: Rotation, causal: bool = False) -> Tensor:
-    """(B, L, 3 width) queries, keys and values of all heads, side by side -> (B, L, width)."""
+def attend(
+    qkv: Tensor, heads: int, rotation: Rotation, causal: bool = False, keep: list[Tensor] | None = None
+) -> Tensor:
+    """(B, L, 3 width) queries, keys and values of all heads, side by side -> (B, L, width).
+
+    keep: where keys and values are appended, see `kept_layer`."""
     q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-    mixed = F.scaled_dot_product_attention(rotate(q, *rotation), rotate(k, *rotation), v, is_causal=causal)
+    k = rotate(k, *rotation)
+    if keep is not None:
+        keep.append(kept_layer(k, v))
+    mixed = F.scaled_dot_product_attention(rotate(q, *rotation), k, v, is_causal=causal)
     return mixed.transpose(1, 2).flatten(2)
 
 
-def attend_at(x: Tensor, qkv: Linear | Float8Linear, heads: int, rotation: Rotation, positions: Positions) -> Tensor:
-    """(B, L, width) -> (R, width): `attend` from some positions to all. No other queries are computed.
-
-    Samples may need different numbers of queries. Each is padded to as many as the one that needs most."""
+def attend_at(
+    x: Tensor,
+    qkv: Linear | Float8Linear,
+    heads: int,
+    rotation: Rotation,
+    positions: Positions,
+    keep: list[Tensor] | None = None,
+) -> Tensor:
+    """(B, L, width) -> (R, width): `attend` from some positions to all. No other queries are computed."""
     (samples, places), (batch, length, width) = positions, x.shape
     k, v = qkv.part(x, slice(width, None)).reshape(batch, length, 2, heads, -1).transpose(1, 3).unbind(2)
-    cos, sin = (part[places, None] for part in rotation)
+    k, (cos, sin) = rotate(k, *rotation), (part[places, None] for part in rotation)
+    if keep is not None:
+        keep.append(kept_layer(k, v))
     q = rotate(qkv.part(x[positions], slice(width)).reshape(-1, heads, width // heads), cos, sin)
-    counts = samples.bincount(minlength=batch)
-    slots = torch.arange(len(samples), device=x.device) - (counts.cumsum(0) - counts)[samples]
-    padded = q.new_zeros(batch, max(1, int(counts.max())), *q.shape[1:])
+    return attend_packed(q, k, v, samples)
+
+
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
+    """(R, heads, .) queries of some positions, each of one of (R,) samples, and (B, heads, L, .) keys and values of all
+    -> (R, width).
+
+    Samples may have different numbers of queries. Each is padded to as many as the one that has most."""
+    counts = samples.bincount(minlength=len(k))
+    slots = torch.arange(len(samples), device=q.device) - (counts.cumsum(0) - counts)[samples]
+    padded = q.new_zeros(len(k), max(1, int(counts.max())), *q.shape[1:])
     padded[samples, slots] = q
-    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), rotate(k, *rotation), v)
+    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v, enable_gqa=q.shape[1] != k.shape[1])
     return mixed.transpose(1, 2)[samples, slots].flatten(1)
+
+
+def kept_layer(k: Tensor, v: Tensor) -> Tensor:
+    """(B, heads, L, .) each -> (B, L, 2, heads, .): a layer of a cache, in which a position's numbers are together."""
+    return torch.stack([k, v], 2).transpose(1, 3).contiguous()
+
+
+def attend_kept(
+    qkv: Tensor, kept: Tensor, heads: int, rotation: Rotation, positions: Positions, read: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(R, 3 width) queries, keys and values of some positions -> (R, width), and a layer of a cache.
+
+    The layer has these keys and values in place of those in `kept`. The queries attend to all of it. read: which of
+    the queries do (default: all)."""
+    q, k, v = qkv.reshape(len(qkv), 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
+    q, kept = renewed(q, k, v, kept, rotation, positions)
+    q, samples = (q, positions[0]) if read is None else (q[read], positions[0][read])
+    return attend_packed(q, *keys_and_values(kept), samples), kept
+
+
+def renewed(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, rotation: Rotation, positions: Positions
+) -> tuple[Tensor, Tensor]:
+    """(R, heads, .) queries, keys and values of some positions -> the queries, rotated, and a layer of a cache with
+    these keys, rotated, and values in place of those in `kept`."""
+    cos, sin = (part[positions[1], None] for part in rotation)
+    return rotate(q, cos, sin), kept.index_put(positions, torch.stack([rotate(k, cos, sin), v], 1))
+
+
+def keys_and_values(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, heads, L, .) each, of a layer of a cache."""
+    k, v = kept.transpose(1, 3).unbind(2)
+    return k, v
 
 
 class TransformerBlock(nn.Module):

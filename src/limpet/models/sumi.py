@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,25 @@ from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import model_files, time_agnostic
 from limpet.models.model_files import FALSE, NUMBER, Fields, whole_number
-from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, rotate
+from limpet.models.networks import (
+    MAX_LENGTH,
+    Linear,
+    Positions,
+    Rotation,
+    attend_packed,
+    kept_layer,
+    keys_and_values,
+    renewed,
+    rotate,
+)
 from limpet.models.tensor_files import Unread
-from limpet.models.time_agnostic import RMSNorm, TimeAgnostic, TimeAgnosticNetwork, TimeAgnosticShape
+from limpet.models.time_agnostic import (
+    RMSNorm,
+    TimeAgnostic,
+    TimeAgnosticLayer,
+    TimeAgnosticNetwork,
+    TimeAgnosticShape,
+)
 
 WHAT = "a Sumi model"
 CANVAS = 2048  # tokens that the released sampler works on; the model has positions for 4864
@@ -61,11 +77,27 @@ class SumiAttention(nn.Module):
         self.q_proj, self.o_proj = (Linear(shape.width, shape.width, bias=False) for _ in range(2))
         self.k_proj, self.v_proj = (Linear(shape.width, narrow, bias=False) for _ in range(2))
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(..., width) -> queries (..., heads, .), keys and values (..., groups, .), not rotated."""
+        parts = ((self.q_proj, self.heads), (self.k_proj, self.groups), (self.v_proj, self.groups))
+        return tuple(part(x).unflatten(-1, (heads, -1)) for part, heads in parts)
+
+    def cached(
+        self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions, kept: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(R, width) -> (R, width) at some positions, and a layer of a cache; see `TimeAgnosticLayer`."""
+        q, k, v = self.project(x)
+        q, kept = renewed(q, k, v, kept, rotation, positions)
+        k, v = (F.pad(part, (0, 0, 0, 1)) for part in keys_and_values(kept))
+        return attend_packed(q, k, v, positions[0]), kept
+
+    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None = None) -> Tensor:
         """(B, L, width) -> (B, L, width), before the output map."""
-        q = rotate(self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *rotation)  # (B, heads, L, .)
-        k, v = (part(x).unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (self.k_proj, self.v_proj))
-        k, v = (F.pad(part, (0, 0, 0, 1)) for part in (rotate(k, *rotation), v))
+        q, k, v = (part.transpose(1, 2) for part in self.project(x))  # (B, heads or groups, L, .)
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        if keep is not None:
+            keep.append(kept_layer(k, v))
+        k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.groups)
         return mixed.transpose(1, 2).flatten(2)
 
@@ -83,18 +115,15 @@ class SumiMLP(nn.Module):
         return inner
 
 
-class SumiLayer(nn.Module):
+class SumiLayer(TimeAgnosticLayer):
     def __init__(self, shape: SumiShape) -> None:
         super().__init__()
         self.self_attn, self.mlp = SumiAttention(shape), SumiMLP(shape)
         self.input_layernorm, self.post_attention_layernorm = (RMSNorm(shape.width, shape.eps) for _ in range(2))
 
-    def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions | None) -> Tensor:
-        mixed = self.self_attn(self.input_layernorm(x), rotation)
-        if positions is not None:  # nothing after attention mixes positions, so only these go on
-            x, mixed = x[positions], mixed[positions]
-        x = x + self.self_attn.o_proj(mixed)
-        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+    @property
+    def norms(self) -> tuple[nn.Module, nn.Module]:
+        return self.input_layernorm, self.post_attention_layernorm
 
 
 class SumiNetwork(TimeAgnosticNetwork):

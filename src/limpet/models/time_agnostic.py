@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from limpet.diffusion.backends import has_triton
 from limpet.diffusion.process import Schedule
 from limpet.errors import LimpetError
-from limpet.models import CleanTokens, ModelInput, Rows, all_rows, model_files
+from limpet.models import Cache, CleanTokens, ModelInput, Rows, all_rows, model_files
 from limpet.models.networks import (
     AlignedHead,
     Linear,
     NetworkDenoiser,
     Parts,
+    Positions,
     Rotary,
     Rotation,
     check_heads,
@@ -65,13 +66,55 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, gain, self.eps)
 
 
+class TimeAgnosticLayer(nn.Module):
+    """Attention and MLP, each with a norm before it; a family names these.
+
+    Its attention is called with normed features, the rotation, clean positions or None, and where it appends keys and
+    values. `self_attn.cached` is called with the normed features of some positions, which it is given, and a layer of
+    a cache, which it returns renewed."""
+
+    self_attn: nn.Module
+    mlp: nn.Module
+    weight: float = 1.0  # of each of the two branches
+
+    @property
+    def norms(self) -> tuple[nn.Module, nn.Module]:
+        """The norms before attention and MLP."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        clean: Tensor | None,
+        positions: Positions | None,
+        keep: list[Tensor] | None = None,
+    ) -> Tensor:
+        """(B, L, width) -> the same, or (R, width) at some positions, which alone go on from its attention."""
+        mixed = self.self_attn(self.norms[0](x), rotation, clean, keep)
+        if positions is not None:  # nothing after attention mixes positions, so only these go on
+            x, mixed = x[positions], mixed[positions]
+        return self.after(x, mixed)
+
+    def cached(
+        self, x: Tensor, rotation: Rotation, clean: Tensor | None, positions: Positions, kept: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The layer at some positions, (R, width), beside the kept keys and values of the others; both, renewed."""
+        mixed, kept = cast(Any, self.self_attn).cached(self.norms[0](x), rotation, clean, positions, kept)
+        return self.after(x, mixed), kept
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The layer after its attention."""
+        x = x + self.weight * cast(Any, self.self_attn).o_proj(mixed)
+        return cast(Tensor, x + self.weight * self.mlp(self.norms[1](x)))
+
+
 class TimeAgnosticNetwork(nn.Module):
-    """Embedding, layers, a last norm, and a head.
+    """Embedding, layers, a last norm, and a head."""
 
-    A layer is called with x, the rotation, clean positions or None, and the positions that go on from its attention,
-    or None for all."""
-
-    def __init__(self, shape: TimeAgnosticShape, layer: Callable[[], nn.Module], norm: nn.Module, base: float) -> None:
+    def __init__(
+        self, shape: TimeAgnosticShape, layer: Callable[[], TimeAgnosticLayer], norm: nn.Module, base: float
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)
@@ -80,24 +123,40 @@ class TimeAgnosticNetwork(nn.Module):
         self.rotary_emb = Rotary(shape.width // shape.heads, base)
         self.lm_head = Linear(shape.width, shape.vocab_size, bias=False)
 
-    def backbone(self, tokens: Tensor, rows: Rows = all_rows, clean: Tensor | None = None) -> Tensor:
+    def backbone(
+        self, tokens: Tensor, rows: Rows = all_rows, clean: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
         """(B, L) tokens -> (B, L, width) features at the flat positions that `rows` returns. The others may hold
         anything."""
-        x, rotation = self.embed_tokens(tokens).float(), self.rotary_emb(tokens.shape[1])
-        positions = positions_of(rows(), tokens)
-        run = compiled_layer() if has_triton(tokens.device) else run_layer
+        rotation = self.rotary_emb(tokens.shape[1])
+        if cache is not None and cache.compute is not None:
+            return self.cached(tokens, rotation, clean, cache, cache.compute)
+        x, positions = self.embed_tokens(tokens).float(), positions_of(rows(), tokens)
+        keep = None if cache is None else cache.after
+        run = compiled_layer() if has_triton(tokens.device) and keep is None else run_layer
         *layers, last = self.layers
         for layer in layers:
-            x = run(layer, x, rotation, clean)
-        return in_place(self.norm(last(x, rotation, clean, positions)), positions, tokens)
+            x = run(layer, x, rotation, clean, keep)
+        return in_place(self.norm(last(x, rotation, clean, positions, keep)), positions, tokens)
+
+    def cached(self, tokens: Tensor, rotation: Rotation, clean: Tensor | None, cache: Cache, compute: Tensor) -> Tensor:
+        """The backbone at the flat positions `compute`, (R,) of them."""
+        positions = compute // tokens.shape[1], compute % tokens.shape[1]
+        x = self.embed_tokens(tokens[positions]).float()
+        for layer, kept in zip(cast("list[TimeAgnosticLayer]", list(self.layers)), cache.before, strict=True):
+            x, kept = layer.cached(x, rotation, clean, positions, kept)
+            cache.after.append(kept)
+        return in_place(self.norm(x), positions, tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return cast(Tensor, self.lm_head(features))
 
 
-def run_layer(layer: nn.Module, x: Tensor, rotation: Rotation, clean: Tensor | None) -> Tensor:
+def run_layer(
+    layer: nn.Module, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None
+) -> Tensor:
     """One layer at all positions."""
-    return cast(Tensor, layer(x, rotation, clean, None))
+    return cast(Tensor, layer(x, rotation, clean, None, keep))
 
 
 @cache
@@ -128,10 +187,13 @@ class TimeAgnostic(NetworkDenoiser):
         facts = {"shape": asdict(network.shape), "schedule": schedule.name, "scale": scale, "mask": mask}
         facts["told"] = IN_DIGEST[clean_tokens]
         super().__init__(network, name=name, tokenizer=tokenizer, precision=precision, info=info, facts=facts)
+        shape = network.shape
+        narrow = shape.width // shape.heads * getattr(shape, "groups", shape.heads)
+        self.cache_bytes = 2 * shape.blocks * narrow * dtype_of(precision).itemsize
 
     def backbone(self, inputs: ModelInput) -> Tensor:
         with torch.no_grad():
-            return self.network.backbone(inputs.tokens, inputs.rows, inputs.clean)
+            return self.network.backbone(inputs.tokens, inputs.rows, inputs.clean, inputs.cache)
 
     def make_parts(self, device: torch.device) -> Parts:
         network = self.network

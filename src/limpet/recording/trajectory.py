@@ -2,7 +2,9 @@
 
 A trajectory of N network calls has N + 1 frames. Frame r < N holds what call r was given and what it predicted; the
 last frame is the output. A file is the gzip of one line of JSON (the header) and then the frames, each of the same
-number of bytes; the server streams the same header and frames one by one. `docs/view.md` describes every field."""
+number of bytes; the server streams the same header and frames one by one. `docs/files.md` describes every field.
+
+A recording holds no keys and values of a sampler with `refresh`: what goes on from a frame begins with a full call."""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from limpet.files import open_regular, write_file
 from limpet.generation import SEED, Fixed, Inputs, Prompt, context_of, first_state, fixed_tokens, rollout
 from limpet.models import Denoiser, ModelInput, Tokenizer, WrappedDenoiser, all_rows
 from limpet.recording import drawings
-from limpet.samplers import CRS, Sampler, as_sampler
+from limpet.samplers import Sampler, choose_sampler
 
 FORMAT, VERSION = "limpet trajectory", 3
 CANDIDATES = 4  # most probable tokens that are kept of every position and call
@@ -240,7 +242,8 @@ def _are_masks(names: Any) -> bool:
 
 
 class CallCache(WrappedDenoiser):
-    """A denoiser that does not repeat a network call that it has just made. Its features are the logits.
+    """A denoiser that does not repeat a network call that it has just made, unless that kept keys and values. Its
+    features are the logits.
 
     Samplers that are recorded together share every call in which they still agree, such as the warmup of native
     sampling and of CRS."""
@@ -249,6 +252,8 @@ class CallCache(WrappedDenoiser):
     _logits: Tensor
 
     def backbone(self, inputs: ModelInput) -> Tensor:
+        if inputs.cache is not None:
+            return self.inner.head(self.inner.backbone(inputs))
         if self._inputs is None or not _are_equal(inputs, self._inputs):
             self._inputs = inputs
             self._logits = self.inner.head(self.inner.backbone(inputs._replace(rows=all_rows)))
@@ -266,14 +271,14 @@ def _are_equal(one: ModelInput, two: ModelInput) -> bool:
 
 
 class TracedPlan(NamedTuple):
-    """A plan of the sparse backend that reads every position, since a viewer shows them all."""
+    """A plan of the sparse backend, for a model that computes all positions that it can, as a viewer shows them all."""
 
     inner: Any
     transition: Transition
     call: NetworkCall
 
-    def needed(self) -> None:
-        return None
+    def needed(self) -> Tensor | None:
+        return self.inner.needed()  # type: ignore[no-any-return]
 
 
 def _tracing_backend(candidates: int, found: list[tuple[Tensor, Tensor]]) -> Backend:
@@ -387,9 +392,10 @@ def record(
     """The trajectory of one sample; its text is the one that `limpet.sample` returns for the same seed and index, up to
     a network's rounding in another batch.
 
-    sampler: an instance or a text such as "crs nfe=16" (default: CRS). sample: index under the seed. length, prompt,
-    fixed: as in `limpet.sample`. name: what viewers call the trajectory (default: the sampler's caption)."""
-    chosen = CRS() if sampler is None else as_sampler(sampler)
+    sampler: an instance or a text such as "crs nfe=16" (default: the recommended one). sample: index under the seed.
+    length, prompt, fixed: as in `limpet.sample`. name: what viewers call the trajectory (default: the sampler's
+    caption)."""
+    chosen = choose_sampler(sampler, model=model)
     (trajectory,), frames = follow(model, {name or chosen.caption: chosen}, seed, sample, length, prompt, fixed)
     for _ in frames:
         pass

@@ -16,6 +16,7 @@ from limpet.samplers.native import Native
 from limpet.samplers.params import Param, param, params
 from limpet.samplers.psi import Psi
 from limpet.samplers.rdm import RDM
+from limpet.samplers.recommended import choose_sampler, recommended
 from limpet.samplers.tau_leaping import TauLeaping
 from limpet.samplers.trapezoidal import Trapezoidal
 
@@ -45,6 +46,7 @@ __all__ = [
     "Trapezoidal",
     "as_sampler",
     "available",
+    "choose_sampler",
     "describe",
     "find",
     "from_dict",
@@ -52,4 +54,5 @@ __all__ = [
     "param",
     "params",
     "parse",
+    "recommended",
 ]

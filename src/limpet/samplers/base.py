@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -18,11 +19,20 @@ from limpet.diffusion.process import EPS
 from limpet.diffusion.rng import CounterRNG, Purpose, uniform_token
 from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
-from limpet.models import Denoiser, ModelInput, Rows, all_rows, check_model
+from limpet.models import Cache, Denoiser, ModelInput, Rows, all_rows, check_model
 from limpet.samplers.builtin import BUILTIN, GROUP
 from limpet.samplers.params import check_names, params
 
 BISECTIONS = 52  # halvings of an interval of times: as many as a float64 has digits
+
+
+class Kept(NamedTuple):
+    """What a trajectory with `refresh` keeps of its calls so far, so that the next need not compute every position."""
+
+    calls: int  # made with it
+    tokens: Tensor  # (B, L) the tokens that the keys and values were computed from
+    layers: tuple[Tensor, ...]  # keys and values, see `Cache`
+    values: Tensor | None  # (B, L, D) the features that each position last had, for a trace
 
 
 class Features(NamedTuple):
@@ -32,6 +42,7 @@ class Features(NamedTuple):
     call: NetworkCall
     temperature: float = 1.0  # at which the sampler reads the predictions
     is_read_next: bool = False  # whether the next call reads this prediction (self-conditioned models)
+    kept: Kept | None = None  # for the next call of a sampler with `refresh`
 
 
 class State(NamedTuple):
@@ -41,10 +52,11 @@ class State(NamedTuple):
     tokens: Tensor  # (B, L) the noisy tokens x_t; after the last call, the output
     memory: tuple[Tensor, ...] = ()  # (B, L) each: the sampler's own
     previous: Features | None = None  # of the last call, for a self-conditioned model
+    kept: Kept | None = None  # of the calls so far, for a sampler with `refresh`; without it the next computes all
 
     def next(self, tokens: Tensor, features: Features, memory: tuple[Tensor, ...] = ()) -> State:
         """The state after a call that returned these features."""
-        return State(self.call + 1, tokens, memory, features if features.is_read_next else None)
+        return State(self.call + 1, tokens, memory, features if features.is_read_next else None, features.kept)
 
     def __repr__(self) -> str:
         names = getattr(self.memory, "_fields", range(len(self.memory)))
@@ -82,9 +94,15 @@ class Context:
     fixed: Tensor  # (B, L) fixed tokens, -1 where the position is free
     backend: Backend
     trace: bool = False  # inspect every prediction and draw every state, also where the sampler needs neither
+    refresh: int = 1  # of the sampler
 
     def __post_init__(self) -> None:
         check_model(self.model)
+        if self.refresh > 1 and not self.model.cache_bytes:
+            raise LimpetError(
+                f"{self.model.name} computes every position at every call, and the sampler has refresh {self.refresh}: "
+                "leave refresh out"
+            )
 
     def __repr__(self) -> str:
         return f"<Context of {len(self.fixed)} x {self.fixed.shape[1]} tokens: {self.model!r}>"
@@ -93,6 +111,12 @@ class Context:
     def free(self) -> Tensor:
         """(B, L) bool: positions that are not fixed."""
         return self.fixed < 0
+
+    @property
+    def draws_all(self) -> bool:
+        """Whether every state is drawn, also one that the sampler never reads. With `refresh` a trace may not: it
+        would compute other positions, and so draw another sample."""
+        return self.trace and self.refresh == 1
 
     @cached_property
     def no_positions(self) -> Tensor:
@@ -154,6 +178,7 @@ class Context:
         time = float(t[0]) if isinstance(t, Tensor) else t
         model, call = self.model, self.network_call(model_input, t, clean)
         wanted = len(transitions)
+        cache = None if self.refresh == 1 else self._cache(state.kept, transitions, call)
         if self.trace:
             transitions = transitions or (self._inspection(call, time),)
             transitions = tuple(replace(transition, inspect=self.free) for transition in transitions)
@@ -161,9 +186,10 @@ class Context:
         inputs = ModelInput(
             model_input,
             t,
-            self._rows(plans),
+            (lambda: cache.compute) if self.trace and cache is not None else self._rows(plans),
             self._clean(clean),
             self._previous(state.previous) if model.self_conditioned else None,
+            cache,
         )
         values = model.backbone(inputs)
         if not isinstance(values, Tensor) or values.dim() != 3 or values.shape[:2] != model_input.shape:
@@ -171,7 +197,9 @@ class Context:
                 f"{model.name} made features of {_kind(values)} at t = {time:g} from tokens "
                 f"of shape {tuple(model_input.shape)}; its backbone must return (batch, length, width)"
             )
-        features = Features(values, call, temperature, model.self_conditioned)
+        kept = None if cache is None else self._keep(cache, state.kept, model_input, values)
+        values = values if kept is None or kept.values is None else kept.values
+        features = Features(values, call, temperature, model.self_conditioned, kept)
         head = self._head
         if blend is not None:
             head, values = partial(self._blended_head, blend.weight), torch.cat([values, blend.values], -1)
@@ -210,6 +238,32 @@ class Context:
         if convert:
             signal = model.evidence_signal(signal, (~self.free if clean is None else clean).double().mean(-1))
         return NetworkCall(model_input, signal, model.vocab_size, convert, self.rng, self.nonfinite_at, model.name)
+
+    def _cache(self, kept: Kept | None, transitions: tuple[Transition, ...], call: NetworkCall) -> Cache:
+        """What a call of a sampler with `refresh` computes: every position in the first and in every `refresh`-th;
+        else those whose token differs from the one that their keys and values were computed from, and those whose
+        prediction a transition needs."""
+        if kept is None:
+            check_memory(self.model, self.fixed)
+        if kept is None or kept.calls % self.refresh == 0:
+            return Cache(None, (), [])
+        needed = _union([self.backend.plan(transition, call).needed() for transition in transitions])
+        if needed is None:
+            return Cache(None, (), [])
+        computed = (call.tokens != kept.tokens).flatten().index_fill(0, needed.long(), True)
+        return Cache(computed.nonzero()[:, 0], kept.layers, [])
+
+    def _keep(self, cache: Cache, before: Kept | None, model_input: Tensor, values: Tensor) -> Kept:
+        """What the next call reads of one with features (B, L, D)."""
+        if not cache.after:
+            raise LimpetError(
+                f"{self.model.name} has cache_bytes and kept nothing of a call: append to inputs.cache.after"
+            )
+        here, old = cache.compute, None if before is None else before.values
+        if here is not None and old is not None:
+            values = old.flatten(0, 1).index_copy(0, here, values.flatten(0, 1)[here]).view_as(values)
+        calls = 1 if before is None else before.calls + 1
+        return Kept(calls, model_input, tuple(cache.after), values if self.trace else None)
 
     def _rows(self, plans: list[Any]) -> Rows:
         """Which positions any of the plans needs; a self-conditioned model needs all, if only for the next call."""
@@ -261,6 +315,23 @@ class Context:
         return blended
 
 
+def check_memory(model: Denoiser, tokens: Tensor) -> None:
+    """Raise unless the memory that a cache takes for a batch (B, L) is free: twice, as a call makes a new one."""
+    device, needed = tokens.device, 2 * model.cache_bytes * tokens.numel()
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+        free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), needed)
+    if needed > free:
+        raise LimpetError(
+            f"the cache of {model.name} takes {needed / 2**30:.1f} GiB for {tokens.shape[0]} samples of "
+            f"{tokens.shape[1]} tokens, and {free / 2**30:.1f} GiB are free on {device}: use a smaller batch, or leave "
+            "refresh out"
+        )
+
+
 def _kind(value: Any) -> str:
     """What a model returned in place of features or logits: its shape, or its type where that is wrong."""
     if not isinstance(value, Tensor):
@@ -282,6 +353,7 @@ class Sampler(ABC):
     """A way to sample a trajectory. A subclass is a frozen dataclass; its fields are its parameters."""
 
     nfe: int
+    refresh = 1  # a sampler without the parameter (see `refresh_param`) computes every position at every call
     needs_fixed: ClassVar[bool] = False  # whether it does nothing unless some tokens are fixed
 
     def init(self, ctx: Context) -> State:
@@ -342,8 +414,13 @@ class Sampler(ABC):
         return " ".join([self.name.rpartition("/")[2], *changed])
 
     def to_dict(self) -> dict[str, Any]:
-        """Its name, as `sampler`, and every parameter; `from_dict` reads it."""
-        return {"sampler": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}  # type: ignore[arg-type]
+        """Its name, as `sampler`, and every parameter; `from_dict` reads it. A refresh of 1 is left out, as in what was
+        written when there was none."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return {
+            "sampler": self.name,
+            **{name: value for name, value in values.items() if (name, value) != ("refresh", 1)},
+        }
 
     def replace(self, **changes: Any) -> Self:
         """The same sampler with some parameters changed."""

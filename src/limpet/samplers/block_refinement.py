@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limpet.diffusion import process
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import (
     CLOCK_HELP,
     DISTRIBUTION_HELP,
@@ -38,6 +38,7 @@ class BlockRefinement(Sampler):
     if another token is confident enough (LLaDA2.1)."""
 
     nfe: int = param(64, "Network calls per sample; the last commits the remaining tokens.", low=2)
+    refresh: int = refresh_param()
     threshold: float = param(0.95, "Confidence above which a token is committed beyond the quota.", low=0, high=1)
     editing: float | None = param(
         None, "Confidence that replaces a committed token. None: never replaced.", low=0, high=1

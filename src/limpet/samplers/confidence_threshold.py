@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limpet.diffusion import process
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import (
     CLOCK_HELP,
     DISTRIBUTION_HELP,
@@ -41,6 +41,7 @@ class ConfidenceThreshold(Sampler):
     A sample with nothing left to do stops. Its remaining calls are made and counted, and change nothing."""
 
     nfe: int = param(64, "Most network calls per sample; the last freezes what is left, or repairs.", low=2)
+    refresh: int = refresh_param()
     threshold: float = param(0.9, "Probability from which a predicted token is frozen.", low=0, high=1)
     repair: bool = param(False, "Whether a call after all are frozen sets every position to its argmax.")
     draw: bool = param(False, "Whether tokens are drawn. Otherwise the argmax is taken.")

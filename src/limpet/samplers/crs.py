@@ -81,7 +81,7 @@ class CRS(Native):
         # Positions that may be committed at this call, or that a replay commits at this call.
         eligible = ctx.free & (committed_at == (OPEN if is_selecting else r))
         revisable = self.revisable(ctx, state, visible)
-        revise = ctx.free ^ committed if self.skips_committed and not ctx.trace else ctx.free
+        revise = ctx.free ^ committed if self.skips_committed and not ctx.draws_all else ctx.free
         # The transition starts from the state, not from the model input. Tokens committed below do not change it.
         transition = self.transition(ctx, state, revise, eligible if revisable is None else eligible | revisable)
         if revisable is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limpet.diffusion import process
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import (
     CLOCK_HELP,
     DISTRIBUTION_HELP,
@@ -42,6 +42,7 @@ class EntropyBound(Sampler):
     A sample whose argmax is stable stops. Its remaining calls are made and counted, and change nothing."""
 
     nfe: int = param(64, "Network calls per sample; the last returns the argmax.", low=2)
+    refresh: int = refresh_param()
     bound: float = param(0.1, "Most nats of entropy, summed over the draws accepted before.", low=0, high=1e6)
     first_temperature: float = param(0.8, "Softmax temperature of the first call.", above=0, high=1e6)
     last_temperature: float = param(0.4, "Temperature that the calls approach in equal steps.", above=0, high=1e6)

@@ -23,7 +23,7 @@ from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.crs import CRS
 from limpet.samplers.names import parse
 from limpet.samplers.native import Native
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import best_positions
 
 Choose = Literal["random", "margin"]
@@ -41,6 +41,7 @@ class Gibbs(Sampler):
     """A predictor with corrections after each of its last steps, at the predictor's temperature and support."""
 
     nfe: int = param(64, "Network calls per sample: the predictor's steps, corrections, and the final step.", low=2)
+    refresh: int = refresh_param()
     predictor: str = param(
         "native", "The sampler whose steps are corrected, with commas for spaces, as in native,top_p=.9; without nfe."
     )

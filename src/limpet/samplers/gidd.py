@@ -14,7 +14,7 @@ from limpet.diffusion.transitions import nested
 from limpet.errors import LimpetError
 from limpet.samplers.base import Context, Sampler, State, StepInfo
 from limpet.samplers.native import Native
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import best_positions, read_predictions
 
 
@@ -26,6 +26,7 @@ class GIDDAdaptive(Sampler):
     counts; on uniform states it is 1 / V everywhere. Nothing is stored: a later call may set any position again."""
 
     nfe: int = param(64, "Network calls per sample.", low=2)
+    refresh: int = refresh_param()
     count: int | None = param(None, "Positions set in one call. None: the length over the calls that set.", low=0)
     final_step: Literal["state", "argmax"] = param(
         "state", "The last call: set positions like the other calls, or return the argmax."

@@ -12,7 +12,7 @@ from limpet.diffusion.backends import Outcome, Transition, positions
 from limpet.diffusion.transitions import Coins, ancestral
 from limpet.diffusion.truncation import Boundary, Support
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.params import param, params
+from limpet.samplers.params import param, params, refresh_param
 
 FinalStep = Literal["argmax", "sample"]
 Grid = Literal["two-piece", "uniform", "quadratic"]
@@ -23,6 +23,7 @@ class Native(Sampler):
     """Ancestral sampling: every position can change until the last call."""
 
     nfe: int = param(64, "Network calls per sample: nfe - 1 reverse steps and the final step.", low=2)
+    refresh: int = refresh_param()
     warmup: float = param(0.33, "Fraction of early steps, which also splits the two-piece grid.", low=0, high=1)
     grid: Grid = param(
         "two-piece", "Times of the calls: equal steps on each side of the split; equal steps; or ever smaller steps."

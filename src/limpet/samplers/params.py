@@ -36,6 +36,15 @@ def param(
     return field(default=default, metadata=about)
 
 
+def refresh_param() -> Any:
+    """The parameter `refresh`, which stands beside nfe in every sampler that calls the network by `Context.call`."""
+    help = (
+        "Calls from one computation of every position to the next. The calls between compute only what changed and "
+        "what is read. 1: every call is exact."
+    )
+    return field(default=1, metadata={"help": help, "low": 1}, kw_only=True)
+
+
 @dataclass(frozen=True)
 class Param:
     """One parameter, as the command line, the playground and the API describe it."""

@@ -13,7 +13,7 @@ from limpet.diffusion import process
 from limpet.diffusion.backends import positions
 from limpet.diffusion.rng import Purpose
 from limpet.samplers.base import Context, Sampler, State, StepInfo
-from limpet.samplers.params import param
+from limpet.samplers.params import param, refresh_param
 from limpet.samplers.predictions import (
     CLOCK_HELP,
     DISTRIBUTION_HELP,
@@ -47,6 +47,7 @@ class RDM(Sampler):
     The authors decode the argmax for translation. For open text they draw at temperature .3 with noise 5."""
 
     nfe: int = param(64, "Network calls per sample; the last one leaves no noise.", low=2)
+    refresh: int = refresh_param()
     returns: Literal["uncond", "cond"] = param(
         "uncond",
         "Which denoised tokens among the lowest return to noise: all, or those predicted again with a lower score.",

@@ -23,7 +23,7 @@ from limpet.generation import (
 )
 from limpet.models import Canvas, Denoiser
 from limpet.models.exact import Source
-from limpet.samplers import CRS, Sampler
+from limpet.samplers import Sampler, choose_sampler
 from limpet.server.handlers import Report, Resources
 
 LENGTH_STEP = 32  # lengths of texts without a suffix are rounded up to a multiple of this: similar ones share a batch
@@ -38,19 +38,20 @@ class TextRequest:
     model: str
     prompts: tuple[str | tuple[int, ...] | Chat, ...]  # text, ids, or the messages of a chat
     suffix: str
-    sampler: Sampler | None  # None for the default at `nfe`
+    sampler: Sampler | None  # None for the recommended one at `nfe`
     described: dict[str, Any] | None  # the sampler as answers show it
     nfe: int
     n: int  # samples of each prompt
     seed: int
     max_tokens: int | None
     limit: int  # tokens in a sample, prompt included
+    sharpness: float | None = None  # of the recommended sampler
     steps: bool = False  # whether the text after every network call is reported, too
 
     @property
     def key(self) -> Hashable:
         """Requests with the same key can run in one batch."""
-        return self.model, self.sampler, self.nfe
+        return self.model, self.sampler, self.nfe, self.sharpness
 
     @property
     def rows(self) -> int:
@@ -79,7 +80,7 @@ class Row(NamedTuple):
 def completions(resources: Resources, requests: Sequence[TextRequest], report: Report) -> None:
     """The completions of requests with one key. Each is reported when it is known, as the event done or refused."""
     model, first = resources.models[requests[0].model], requests[0]
-    sampler = first.sampler or CRS(nfe=first.nfe)
+    sampler = first.sampler or choose_sampler(None, first.nfe, first.sharpness, model)
     rows: list[list[Row]] = []
     for number, request in enumerate(requests):
         try:

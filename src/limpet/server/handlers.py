@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from limpet.errors import LimpetError
-from limpet.evaluation import Judge, SampleSet, convention_for, evaluate, source_judge
+from limpet.evaluation import Checker, Judge, SampleSet, convention_for, evaluate, find_checker, source_judge
 from limpet.evaluation.comparison import METRICS
 from limpet.evaluation.judges import builtin_fits
 from limpet.generation import sample
@@ -124,14 +125,28 @@ def trajectory_events(resources: Resources, request: Request, report: Report) ->
 
 
 def _scores(resources: Resources, request: Request, tokens: Any, prompt_length: int) -> list[dict[str, Any]]:
-    """What is known of each sample (n, L): the judge, how it read, its numbers. The prompt is not scored."""
+    """What is known of each sample (n, L): the checker's values, the judge, how it read, its numbers.
+
+    The judge and the metrics leave out the prompt."""
     model, n = resources.models[request.model], len(tokens)
     if not request.score or prompt_length == tokens.shape[1]:
         return [{} for _ in range(n)]
-    scores = evaluate(SampleSet.from_tokens(model, tokens, prompt_length), resources.judge_of(model), METRICS)
+    read = SampleSet.from_tokens(model, tokens, prompt_length)
+    scores = evaluate(read, resources.judge_of(model), METRICS, checker=_checker(model.checker))
+    checks = [name for name in scores.measures if name not in (*LIKELIHOOD, *METRICS, "dropped", "ends")]
     judge = scores.judge
     about = {} if judge is None else {"judge": judge["name"], **{name: judge[name] for name in ABOUT_JUDGE}}
-    return [
-        about | {name: row[name] for name in (*LIKELIHOOD, *METRICS) if row.get(name) is not None}
-        for row in scores.sample_rows()
-    ]
+
+    def values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        return {name: row[name] for name in names if row.get(name) is not None}
+
+    return [values(row, checks) | about | values(row, (*LIKELIHOOD, *METRICS)) for row in scores.sample_rows()]
+
+
+@cache
+def _checker(name: str | None) -> Checker | None:
+    """A model's checker, kept between requests; none where what it needs is not installed."""
+    try:
+        return None if name is None else find_checker(name)
+    except LimpetError:
+        return None

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from limpet import samplers as registered
 from limpet.errors import LimpetError
-from limpet.samplers import CRS, Native, Sampler
+from limpet.samplers import Native, Sampler, recommended
+from limpet.samplers.recommended import SHARPNESS
 from limpet.server import openai, schema
 from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
 from limpet.server.metrics import Counted
@@ -40,6 +41,12 @@ HEADERS = {
 }
 
 
+def first_samplers(calls: int, sharpness: float | None = None) -> dict[str, Sampler]:
+    """The samplers that the page starts with by default: native, and the recommended one at a sharpness."""
+    name = f"sharpness={SHARPNESS if sharpness is None else sharpness:g}"
+    return {"native": Native(nfe=calls), name: recommended(calls, sharpness)}
+
+
 def application(
     worker: WorkerFactory,
     limits: Limits | None = None,
@@ -55,14 +62,14 @@ def application(
 ) -> Starlette:
     """The server as an ASGI application.
 
-    worker: makes a worker, whose first model is the default one. host: the address that the server listens on. names:
-    other names that it answers to. samplers: those that the page starts with (default: native and CRS). available: the
-    samplers that a request may name (default: all that have a name here). proxies: addresses of trusted proxies. page:
-    whether the playground is served. api: whether the OpenAI-compatible API is served. api_key: what its requests must
-    bear."""
+    worker: makes a worker, whose first model is the default one. host: the address that the server listens on.
+    names: other names that it answers to. samplers: those that the page starts with (default: `first_samplers`).
+    available: the samplers that a request may name (default: all that have a name here). proxies: addresses of
+    trusted proxies. page: whether the playground is served. api: whether the OpenAI-compatible API is served.
+    api_key: what its requests must bear."""
     limits = limits or Limits()
     calls = min(CALLS, limits.calls)
-    samplers = samplers or {"native": Native(nfe=calls), "CRS": CRS(nfe=calls)}
+    samplers = samplers or first_samplers(calls)
     workers = [worker() for _ in range(limits.workers)]
     offer = schema.Offer(workers[0].models, available or registered.available(), samplers, limits)
     kinds, queue, page_data = schema.request_models(offer), Queue(limits, workers), schema.page_data(offer)

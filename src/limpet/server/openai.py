@@ -107,6 +107,7 @@ COMMON: dict[str, tuple[str, Check]] = {  # field -> what it takes; null means t
     "stream_options": ("an object", _a(dict)),
     "sampler": ("a sampler's name, or an object", _a(str, dict)),  # limpet's own, as those below
     "nfe": ("a whole number from 2", _whole(2)),
+    "sharpness": ("a number from 0 to 1", lambda value: _a(int, float)(value) and 0 <= value <= 1),
     "steps": ("true or false", _a(bool)),
 }
 FIELDS = {
@@ -151,6 +152,8 @@ def read(body: bytes, kind: str, offer: Offer) -> tuple[dict[str, Any], TextRequ
     if n * len(prompts) > limits.samples:
         raise ApiError(f"this asks for {n * len(prompts)} samples, and this server draws at most {limits.samples}", "n")
     sampler, nfe = _sampler(own, offer), own.get("nfe", min(CALLS, limits.calls))
+    if sampler is not None and "sharpness" in own:
+        raise ApiError("sharpness chooses the sampler: leave it out, or sampler, temperature and top_p", "sharpness")
     if (calls := nfe if sampler is None else sampler.nfe) > limits.calls:
         raise ApiError(f"this asks for {calls} calls, and this server makes at most {limits.calls}", "nfe")
     return own, TextRequest(
@@ -158,7 +161,7 @@ def read(body: bytes, kind: str, offer: Offer) -> tuple[dict[str, Any], TextRequ
         described=None if sampler is None else offer.describe(sampler), nfe=nfe, n=n,
         seed=own.get("seed", secrets.randbelow(MAX_SEED + 1)), limit=limits.length,
         max_tokens=own.get("max_completion_tokens", own.get("max_tokens")),
-        steps=own.get("stream", False) and own.get("steps", False),
+        sharpness=own.get("sharpness"), steps=own.get("stream", False) and own.get("steps", False),
     )  # fmt: skip
 
 

@@ -60,11 +60,10 @@ def study(name: str, size: Any) -> Study:
         cells,
         getattr(size, "more_seeds", {}).get(name, size.seeds),
         build_report,
-        size.judges,
         preset=size.name,
         conventions=texts.get("conventions", {}),
         is_toy=size.name == "smoke" or all(model.startswith("exact:") for model in models),
-        **getattr(module, "STUDY", {}),
+        **{"judges": size.judges, **getattr(module, "STUDY", {})},
     )
 
 

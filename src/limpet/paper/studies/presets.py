@@ -32,6 +32,15 @@ def paper_seeds(count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class WorldSize:
+    """How much of a world of the study `truth` is run."""
+
+    n: int  # samples per seed
+    nfes: tuple[int, ...]
+    rival_nfes: tuple[int, ...] = ()  # those of them at which every other sampler is run too
+
+
+@dataclass(frozen=True)
 class Preset:
     """Models by role and every size. Budgets are fractions of the length, so they need no entry."""
 
@@ -55,6 +64,8 @@ class Preset:
     prompts: Prompts
     prompted_n: int  # continuations per seed
     prompted_length: int  # prompt and continuation together
+    truth: dict[str, WorldSize]  # of the study `truth`, by world
+    clue_counts: tuple[int, ...]  # at which `truth` measures solved puzzles, with the most calls
 
     @property
     def horizon(self) -> int:
@@ -131,6 +142,7 @@ def preset(name: str, n: int | None = None, prompts: str | None = None) -> Prese
     found = PRESETS[name]
     if n is not None:
         found = replace(found, n=n, fine_n=n, final_step_n=n, prompted_n=n * found.prompts.each)
+        found = replace(found, truth={world: replace(size, n=n) for world, size in found.truth.items()})
     if prompts is not None:
         found = replace(found, prompts=replace(found.prompts, texts=prompts))
     return found

@@ -43,7 +43,7 @@ Claims = Mapping[str, Sequence[Finding]]  # the findings of each claim of a stud
 # By study, row and measure. Rows of the same name are of the same cells, so that studies can share them.
 TABLES: dict[str, dict[str, dict[str, str]]] = read_toml("paper.toml")
 PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()}
-NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "revision")  # studies of limpet's own
+NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "truth", "revision")  # studies of limpet's own
 
 
 def parse_published(text: str) -> claims.PublishedValue | None:

@@ -602,11 +602,14 @@ const limpet = (() => {
     view.text.after(view.drawing);
   }
 
+  // A checker's values first, then the judge's.
   function scoreLine(scores) {
-    if (scores.perplexity === undefined) return [];
-    const { judge, digest, precision, convention, counted } = scores;
+    const { judge, digest, precision, convention, counted, nll, perplexity, entropy, "rep-4": rep, ...checks } = scores;
+    const line = Object.entries(checks).filter(([, value]) => Number.isFinite(value)).flatMap(([name, value], i) =>
+      [i ? " · " : "", make("b", "", Number.isInteger(value) ? String(value) : value.toFixed(3)), ` ${name}`]);
+    if (perplexity === undefined) return line;
     const how = [digest?.slice(0, 12), precision, convention, counted === undefined ? undefined : `${counted} tokens scored`];
-    const parts = [make("b", "", scores.perplexity.toFixed(1)), ` perplexity under ${judge} (${how.filter(Boolean).join(", ")})`];
+    const parts = [...line, line.length ? " · " : "", make("b", "", perplexity.toFixed(1)), ` perplexity under ${judge} (${how.filter(Boolean).join(", ")})`];
     for (const name of ["entropy", "rep-4"]) {
       if (scores[name] !== undefined) parts.push(" · ", make("b", "", scores[name].toFixed(name === "entropy" ? 2 : 3)), ` ${name}`);
     }

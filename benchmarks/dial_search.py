@@ -1,0 +1,123 @@
+"""What was tried to improve Mend on interleaved steps, near both ends of the dial, on seeds of the choice.
+
+    python benchmarks/dial_search.py --models exact:words --calls 8 --n 256
+    python benchmarks/dial_search.py --models mini --calls 16 --n 32 --seed 1
+
+Cells that the file has are kept. Networks run in bfloat16."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import ResultFile
+from torch import Tensor
+
+import limpet
+from limpet import param
+from limpet.diffusion.backends import Transition, positions
+from limpet.diffusion.process import EPS
+from limpet.diffusion.rng import Purpose, uniform_token
+from limpet.diffusion.truncation import Support
+from limpet.evaluation import source_judge
+from limpet.samplers import Context, Mend, State, StepInfo, parse
+from limpet.samplers.crs import OPEN, Memory
+
+
+@dataclass(frozen=True)
+class Variant(Mend):
+    """Mend with parameters that were tried and left out, since they improved nothing measurably."""
+
+    grid_power: float = param(0.0, "Times are this power of equal steps. 0: those of the grid.", low=0)
+    end_top_p: float | None = param(None, "top_p falls or rises to this in proportion to the time.", above=0, high=1)
+    own_turn: bool = param(False, "Commit and revise only positions that step in this call.")
+    forget: float = param(0.0, "A contradicted token with more deficit than this becomes noisy again. 0: none.", low=0)
+    budget_slope: float = param(0.0, "The budget grows with this power of the signal level.", low=0)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        if not self.grid_power:
+            return super().times
+        steps = torch.linspace(1, EPS ** (1 / self.grid_power), self.nfe, dtype=torch.float64)
+        return tuple((steps**self.grid_power).tolist())
+
+    def support(self, call: int) -> Support:
+        own = super().support(call)
+        if self.end_top_p is None:
+            return own
+        return own._replace(top_p=self.end_top_p + (self.top_p - self.end_top_p) * self.times[call])
+
+    def transition(self, ctx: Context, state: State, revise: Tensor, inspect: Tensor) -> Transition:
+        if self.own_turn:
+            inspect = inspect & ((positions(inspect) - state.call) % 2 == 0)
+        return super().transition(ctx, state, revise, inspect)
+
+    def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
+        if self.budget_slope:
+            share = (1 + self.budget_slope) * ctx.signal(self.times[state.call]) ** self.budget_slope
+            return self.replace(budget=self.budget * share, budget_slope=0.0).step(ctx, state)
+        new, info = super().step(ctx, state)
+        gain = info.outcome.gain
+        if not self.forget or gain is None or new.call == self.nfe:
+            return new, info
+        values, committed_at = new.memory
+        inspected = self.due(info.masks["visible"], info.call)
+        forgotten = inspected & (gain > 0) & (info.outcome.deficit > self.forget)
+        u, v = ctx.rng.uniforms(info.call, positions(values), Purpose.VALUES)
+        noisy = torch.where(u < ctx.signal(self.times[new.call]), values, uniform_token(v, ctx.model.vocab_size))
+        memory = Memory(values, torch.where(forgotten, OPEN, committed_at))
+        return new._replace(tokens=torch.where(forgotten, noisy, new.tokens), memory=memory), info
+
+
+STEPS = "grid=quadratic interleave=true"
+ENDS = {"diverse": "budget=.06 late_top_p=.85", "sharp": "budget=1 late_top_p=.6"}
+TRIED = {  # by idea: parameters that stand before those of the end
+    "the dial": ["warmup=.2"],
+    "grid": ["warmup=.2 grid_power=1.5", "warmup=.2 grid_power=3"],
+    "warmup": ["warmup=.1", "warmup=.33"],
+    "spacing": ["warmup=.2 spacing=1", "warmup=.2 spacing=4"],
+    "commit and revise in the position's own turn": ["warmup=.2 own_turn=true"],
+    "forget as a third outcome": ["warmup=.2 forget=.3", "warmup=.2 forget=.6"],
+    "budget by noise level": ["warmup=.2 budget_slope=.3", "warmup=.2 budget_slope=1"],
+    "number of revisions": ["warmup=.2 revise=0", "warmup=.2 revise=1000"],
+    "rate of inspection": ["warmup=.2 revise_every=2", "warmup=.2 revise_every=4"],
+}
+SCHEDULES = {  # of top-p, which belong to the diverse end
+    "top-p falls with time": ["warmup=.2 budget=.06 top_p=1 end_top_p=.75"],
+    "top-p rises with time": ["warmup=.2 budget=.06 top_p=.75 end_top_p=.95"],
+}
+
+
+def texts() -> list[str]:
+    """Every sampler as a command line takes it, without the class."""
+    plain = [f"{STEPS} {own} {end}" for some in TRIED.values() for own in some for end in ENDS.values()]
+    return plain + [f"{STEPS} {own} late_top_p=None" for some in SCHEDULES.values() for own in some]
+
+
+def measure(model: limpet.Denoiser, text: str, nfe: int, n: int, seed: int) -> dict[str, Any]:
+    """Mean values of the samples of one seed."""
+    sampler = parse(f"{__file__}:Variant {text}")[1].replace(nfe=nfe)
+    judge = "mini-judge" if source_judge(model) is None else None
+    one = limpet.compare(model, {"": sampler}, n=n, seeds=[seed], judge=judge).samplers[0]
+    values = {name: round(float(one.scores.values[name][0]), 4) for name in ("nll", "entropy", "rep-4")}
+    return {"n": n, "seed": seed, "head_rows": round(one.head_rows, 3), **values}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["exact:words"])
+    parser.add_argument("--calls", nargs="+", type=int, default=[8])
+    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dial-search.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    file = ResultFile(options.out)
+    for model in options.models:
+        loaded = limpet.load(model, precision="float32" if model.startswith("exact:") else "bfloat16")
+        for nfe in options.calls:
+            for text in texts():
+                file.measure(f"{model}/{nfe}/{text}", measure, loaded, text, nfe, options.n, options.seed)

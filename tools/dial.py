@@ -1,0 +1,254 @@
+"""Fill the tables about the dial in docs/frontier.md from committed numbers.
+
+    python tools/dial.py
+
+They are those of benchmarks/dial.py (benchmarks/results/dial.json), and of the studies `interleave` and `samplers` on
+the same seeds, which measured both ends of the dial at 16 calls and most of its rivals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import frontier
+from blocks import put
+from limpet.evaluation import statistics
+from limpet.evaluation.statistics import Estimate, Floats
+from limpet.experiments import Entry, Results, Table, below, format_estimate, format_signed
+from limpet.experiments.dial import SHARPNESS
+from limpet.experiments.render import markdown
+from limpet.experiments.tuning import distance
+from limpet.paper.studies import interleave, pareto, samplers
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks/results/dial.json"
+SEARCHED = ROOT / "benchmarks/results/dial-search.json"
+COST = ROOT / "benchmarks/results/dial-cpu.json"
+RIVALS: dict[str, list[str]] = samplers.FILE["dial"]
+ROLES = {caption: role for role, caption in frontier.SIZE.captions.items()}  # of the built-in text models
+JUDGED = ("mini", "mini-distilled", "exact:words")  # by NLL; the other models have a checker
+CHECKED = {"sudoku": "valid", "molecules": "valid", "exact:grammar": "grammatical"}
+CALLS = (8, 16, 32, 64)
+ENDS = {0.0: interleave.SAMPLERS["interleaved"][0], 1.0: interleave.SAMPLERS["mend"][1]}  # as the study measured them
+NEAR = 0.01  # nats: a curve that ends so near the own entropy is read at its end, rather than not at all
+WORDS = {"holds": "below", "fails": "above", "open": "open"}
+
+
+class Point(NamedTuple):
+    """Values of one sampler under every seed."""
+
+    entropy: Floats
+    nll: Floats
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """The results of the benchmark, by model, calls and sampler."""
+    found: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return found
+
+
+def point(cells: Mapping[str, Any], name: str) -> Point | None:
+    """A sampler of the benchmark; None where it was not measured."""
+    if name not in cells:
+        return None
+    values = cells[name]["values"]
+    return Point(*(np.array(values[measure], dtype=np.float64) for measure in ("entropy", "nll")))
+
+
+def reported(results: Results, cell: str) -> Point | None:
+    """A sampler of a committed report."""
+    if cell not in results.cells:
+        return None
+    return Point(*(results.values(cell, measure) for measure in ("entropy", "nll")))
+
+
+def rival_curves(cells: Mapping[str, Any], model: str, nfe: int, reports: Mapping[str, Results]) -> list[list[Point]]:
+    """The curves of every rival that was measured for a model and a number of calls."""
+    found = [[point(cells, f"{model}/{nfe}/{text}") for text in texts] for texts in RIVALS.values()]
+    if role := ROLES.get(model):
+        field, interleaved = reports["samplers"], reports["interleave"]
+        found += [[reported(field, f"{role}/{nfe}/{text}") for text in texts] for texts in samplers.FAMILIES.values()]
+        found.append([reported(interleaved, f"{role}/{nfe}/{text}") for text in interleave.SAMPLERS["curve"]])
+    return [known for curve in found if (known := [one for one in curve if one is not None])]
+
+
+def dial_point(
+    cells: Mapping[str, Any], model: str, nfe: int, sharpness: float, reports: Mapping[str, Results]
+) -> Point | None:
+    """The dial at a sharpness: of the study `interleave` where it measured this sampler, else of the benchmark."""
+    known = None
+    if model in ROLES and sharpness in ENDS:
+        known = reported(reports["interleave"], f"{ROLES[model]}/{nfe}/{ENDS[sharpness]}")
+    return known or point(cells, f"{model}/{nfe}/sharpness={sharpness:g}")
+
+
+def delta(own: Point, curves: Sequence[Sequence[Point]]) -> Estimate:
+    """NLL minus that of the lowest rival's curve at the own entropy; the error is a jackknife over seeds."""
+
+    def over(seeds: NDArray[np.int64]) -> float:
+        nodes = [[(one.entropy[seeds].mean(), one.nll[seeds].mean()) for one in curve] for curve in curves]
+        parts = [part for curve in nodes if len(curve) > 1 for part in statistics.branches(*zip(*curve, strict=True))]
+        entropy, nll = float(own.entropy[seeds].mean()), float(own.nll[seeds].mean())
+        ends = [ys[xs.argmax()] for xs, ys in parts if 0 < entropy - xs.max() <= NEAR]
+        ends += [ys[xs.argmin()] for xs, ys in parts if 0 < xs.min() - entropy <= NEAR]
+        found = [distance(parts, entropy, nll), *(nll - y for y in ends)]
+        return float(np.nanmax(found)) if not np.isnan(found).all() else np.nan
+
+    return statistics.jackknife(over, len(own.nll))
+
+
+def judged_table(cells: Mapping[str, Any], reports: Mapping[str, Results]) -> str:
+    """Delta NLL of the dial against the best rival at the dial's entropy."""
+
+    def entry(model: str, nfe: int, sharpness: float) -> Entry:
+        own, curves = dial_point(cells, model, nfe, sharpness, reports), rival_curves(cells, model, nfe, reports)
+        has_interleaved = any(f"{model}/{nfe}/{text}" in cells for text in RIVALS["top-p, interleaved"])
+        if own is None or not (has_interleaved or (model in ROLES and nfe == interleave.compared_calls(frontier.SIZE))):
+            return Entry("not measured")
+        found = delta(own, curves)
+        word = "no rival is as sharp" if np.isnan(found.mean) else WORDS[below("", found).outcome]
+        value = "" if np.isnan(found.mean) else f"{frontier.short(found)} "
+        return Entry(f"{value}at {own.entropy.mean():.2f}, {word}")
+
+    rows = tuple(
+        (Entry(f"{model}, {nfe} calls"), *(entry(model, nfe, one) for one in SHARPNESS))
+        for model in JUDGED
+        for nfe in CALLS
+    )
+    return markdown(Table("dial", "", ("sharpness", *(f"{one:g}" for one in SHARPNESS)), (rows,))).lstrip()
+
+
+def checked_table(cells: Mapping[str, Any]) -> str:
+    """The share of right samples of the dial beside the best rival's, which was chosen by the same samples."""
+
+    def row(model: str, nfe: int) -> tuple[Entry, ...]:
+        shares = {
+            name.removeprefix(f"{model}/{nfe}/"): np.array(one["values"][CHECKED[model]])
+            for name, one in cells.items()
+            if name.startswith(f"{model}/{nfe}/")
+        }
+        rivals = {name: values for name, values in shares.items() if not name.startswith("sharpness")}
+        if not rivals:
+            return (Entry(f"{model}, {nfe} calls"), *(Entry("not measured") for _ in range(1 + len(SHARPNESS))))
+        best = max(rivals, key=lambda name: rivals[name].mean())
+
+        def entry(sharpness: float) -> Entry:
+            own = shares.get(f"sharpness={sharpness:g}")
+            if own is None:
+                return Entry("not measured")
+            word = {"below": "fewer", "above": "more", "open": "open"}[
+                WORDS[below("", Estimate(own - rivals[best])).outcome]
+            ]
+            return Entry(f"{own.mean():.3f}, {word}")
+
+        return (Entry(f"{model}, {nfe} calls"), Entry(f"{rivals[best].mean():.3f}, {best}"), *map(entry, SHARPNESS))
+
+    rows = tuple(row(model, nfe) for model in CHECKED for nfe in CALLS)
+    return markdown(Table("checked", "", ("share of right samples", "best rival", *(f"{one:g}" for one in SHARPNESS)),
+                          (rows,))).lstrip()  # fmt: skip
+
+
+def released_table(reports: Mapping[str, Results]) -> str:
+    """The dial at sharpness 0 and 16 calls beside the released sampler at 64 calls, on both text models."""
+    size, results, field = frontier.SIZE, reports["interleave"], reports["samplers"]
+    calls = interleave.compared_calls(size)
+
+    def row(model: str, role: str) -> tuple[Entry, ...]:
+        own = dial_point({}, model, calls, 0.0, reports)
+        curve = [reported(field, f"{role}/{size.max_nfe}/{text}") for text in samplers.CURVES[frontier.SAMPLED]]
+        assert own is not None
+        found = delta(own, [[one for one in curve if one is not None]])
+        mixed = pareto.delta(results, size, role, interleave.FINAL_STEP, calls, interleave.SAMPLERS[interleave.FAMILY])
+        return (
+            Entry(model),
+            Entry(f"{own.nll.mean():.3f} at {own.entropy.mean():.3f}"),
+            Entry(format_signed(found, 3)),
+            Entry(format_signed(mixed, 3)),
+        )
+
+    head = (
+        "model",
+        f"{calls} calls at sharpness 0: NLL at entropy",
+        f"delta NLL against top-p at {size.max_nfe} calls, at this entropy",
+        f"mixture with the entropy of top-p .9 at {size.max_nfe} calls: delta NLL against it",
+    )
+    rows = tuple(row(model, role) for model, role in reversed(ROLES.items()))
+    return markdown(Table("released", "", head, (rows,))).lstrip()
+
+
+def tried_table() -> str:
+    """NLL at entropy of every change of Mend that was tried, at both ends of the dial."""
+    found: dict[str, dict[str, Any]] = json.loads(SEARCHED.read_text(encoding="utf-8"))
+    model, nfe = next(iter(found)).split("/")[:2]
+    start = f"{model}/{nfe}/grid=quadratic interleave=true "
+    ends = ("budget=.06 late_top_p=.85", "budget=1 late_top_p=.6")
+
+    def entry(own: str, end: str) -> Entry:
+        one = found.get(f"{start}{own} {end}")
+        return Entry(f"{one['nll']:.3f} at {one['entropy']:.3f}" if one else "")
+
+    changed = dict.fromkeys(name.removeprefix(start).removesuffix(f" {ends[0]}") for name in found
+                            if name.startswith(start) and name.endswith(ends[0]))  # fmt: skip
+    rows = tuple((Entry(own), *(entry(own, end) for end in ends)) for own in changed)
+    schedules = [name for name in found if name.startswith(start) and "end_top_p" in name]
+    rows += tuple(
+        (Entry(name.removeprefix(start)), Entry(f"{found[name]['nll']:.3f} at {found[name]['entropy']:.3f}"), Entry(""))
+        for name in schedules
+    )
+    head = (f"{model}, {nfe} calls", *(f"sharpness {s}: {end}" for s, end in zip((0, 1), ends, strict=True)))
+    return markdown(Table("tried", "", head, (rows,))).lstrip()
+
+
+def cost() -> str:
+    """What the dial costs beside native sampling."""
+    found = json.loads(COST.read_text(encoding="utf-8"))["mini"]
+    parts = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in found["ratio to"]["native"].items())
+    rows = found["head rows"]
+    return (
+        f"Processor time at {found['nfe']} calls on `mini`, as a ratio to native sampling without top-p in one run:\n"
+        f"{parts}. The dial computes {rows['sharpness=0']:.0%} of the head's rows, since it inspects\n"
+        f"every position in each call, and native sampling {rows['native']:.0%}.\n"
+    )
+
+
+def newcomer_table(results: Results) -> str:
+    """One row a sampler: NLL, entropy and repetition on `mini`."""
+    size, calls = frontier.SIZE, interleave.compared_calls(frontier.SIZE)
+    rows = {
+        f"released: `{pareto.RELEASED['sample']}`, {size.max_nfe} calls": f"{size.max_nfe}/{pareto.RELEASED['sample']}",
+        "best baseline, diverse: top-p .85, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][0]}",
+        "`--sharpness 0`": f"{calls}/{ENDS[0.0]}",
+        "best baseline, sharp: top-p .6, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][3]}",
+        "`--sharpness 1`": f"{calls}/{ENDS[1.0]}",
+    }
+    digits = {"nll": 3, "entropy": 3, "rep-4": 4}
+    head = ("sampler", "NLL (nats/token, lower is better)", "entropy (nats, higher is more diverse)",
+            "rep-4 (lower is less repetitive)")  # fmt: skip
+    values = tuple(
+        (Entry(name), *(Entry(format_estimate(results(f"base/{cell}", measure), n)) for measure, n in digits.items()))
+        for name, cell in rows.items()
+    )
+    return markdown(Table("newcomer", "", head, (values,))).lstrip().replace("\\`", "`")
+
+
+def blocks() -> dict[tuple[Path, str], str]:
+    """The generated blocks: (page, name) -> text."""
+    cells, reports = measured(), {name: frontier.committed(name) for name in ("interleave", "samplers")}
+    return {
+        (frontier.PAGE, "dial"): judged_table(cells, reports),
+        (frontier.PAGE, "dial-checked"): checked_table(cells),
+        (frontier.PAGE, "dial-released"): released_table(reports),
+        (frontier.PAGE, "dial-tried"): tried_table(),
+        (frontier.PAGE, "dial-cost"): cost(),
+        (ROOT / "docs/samplers.md", "newcomer"): newcomer_table(reports["interleave"]),
+    }
+
+
+if __name__ == "__main__":
+    for (page, name), text in blocks().items():
+        put(page, name, text)
