@@ -14,7 +14,7 @@ from limpet.experiments.results import Results
 
 # The unit of a difference, by the first words that its name has.
 UNITS = (
-    (r"share|rep-4|dist-4|self-bleu|mauve|jaccard", "fraction"),
+    (r"share|right more often|rep-4|dist-4|self-bleu|mauve|jaccard", "fraction"),
     (r"nll|likelihood|\bgain\b", "nats/token"),
     (r"entropy", "nats"),
     (r"\bcommitted\b", "tokens"),
