@@ -64,6 +64,7 @@ def offline(monkeypatch, tmp_path_factory) -> None:
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder of one's own to work in; modules that come from it, or from beside it, are forgotten afterwards."""
     (tmp_path / "work").mkdir()
+    monkeypatch.setenv("LIMPET_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "work")
     before = set(sys.modules)
     yield tmp_path / "work"

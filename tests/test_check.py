@@ -47,10 +47,10 @@ def failed(rows):
 # Correct models
 
 
-@pytest.mark.parametrize(
-    "name", ["exact:chain", *(pytest.param(name, marks=pytest.mark.long) for name in SOURCES if name != "exact:chain")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", SOURCES)
 def test_exact_sources_and_every_sampler_pass(name):
+    """The default tests hold every sampler to the contract on a small source, in test_every_sampler."""
     kinds = limpet.samplers.available()
     rows = rows_of(source(name), *kinds)
     assert not failed(rows)

@@ -207,12 +207,16 @@ def tried_table() -> str:
 def cost() -> str:
     """What the dial costs beside native sampling."""
     found = json.loads(COST.read_text(encoding="utf-8"))["mini"]
-    parts = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in found["ratio to"]["native"].items())
-    rows = found["head rows"]
+    lines = [
+        f"| `{base}` | {' | '.join(f'{ratio:.2f}' for ratio in ratios.values())} |"
+        for base, ratios in found["ratio to"].items()
+    ]
+    names, rows = found["ratio to"]["native"], found["head rows"]
     return (
-        f"Processor time at {found['nfe']} calls on `mini`, as a ratio to native sampling without top-p in one run:\n"
-        f"{parts}. The dial computes {rows['sharpness=0']:.0%} of the head's rows, since it inspects\n"
-        f"every position in each call, and native sampling {rows['native']:.0%}.\n"
+        f"Processor time at {found['nfe']} calls on `mini`, as a ratio in one run. The dial computes "
+        f"{rows['sharpness=0']:.0%} of the head's rows, since it\ninspects open and committed positions in each call; "
+        f"native sampling computes {rows['native']:.0%}.\n\n"
+        f"| against | {' | '.join(names)} |\n| --- |{' ---: |' * len(names)}\n" + "\n".join(lines) + "\n"
     )
 
 

@@ -145,10 +145,10 @@ def source(page: str) -> Path:
 def opening(text: str) -> tuple[str, str]:
     """(title, first sentence) of a page."""
     title, _, rest = text.partition("\n\n")
-    first = " ".join(rest.split("\n\n")[0].split())
+    first = " ".join(next(part for part in rest.split("\n\n") if not part.startswith(("**In short", "#"))).split())
     first = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", first).replace("**", "")
-    sentence = re.match(r".*?[.:!?](?= |$)", first)
-    return title.removeprefix("# "), (sentence[0] if sentence else first).rstrip(":")
+    sentence = re.match(r".*?[.!?](?= |$)", first)
+    return title.removeprefix("# "), sentence[0] if sentence else first
 
 
 def llms() -> str:

@@ -63,8 +63,10 @@ def agree(logits: Tensor, case: Case, head=same) -> None:
     assert (one.tokens != case.transition.tokens).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("support", SUPPORTS)
+@pytest.mark.parametrize(
+    ("support", "dtype"),
+    [*((support, torch.bfloat16) for support in SUPPORTS), ("full", torch.float32), ("top-p", torch.float64)],
+)
 def test_it_draws_what_sparse_draws(dtype: torch.dtype, support: str) -> None:
     agree(*drawn_case(1, (2, 8, 37), dtype, tied=dtype == torch.bfloat16, **SUPPORTS[support]))
 
@@ -95,8 +97,9 @@ def test_every_support() -> None:
         agree(*drawn_case(14, (2, 8, 37), tied=True, **support))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+@pytest.mark.parametrize(
+    ("temperature", "dtype"), [(0.5, torch.bfloat16), (1.3, torch.bfloat16), (1.0, torch.float32), (1.3, torch.float64)]
+)
 def test_posteriors_and_temperatures(temperature: float, dtype: torch.dtype) -> None:
     """With and without top-p; the evidence is removed from a posterior first."""
     for top_p, convert in itertools.product((1.0, 0.8), (False, True)):

@@ -107,8 +107,8 @@ def test_a_long_table_is_folded_by_its_first_column_and_keeps_every_row():
     assert re.findall("<summary>(.*?)</summary>", page) == ["At 8 calls", "CRS (20)", "Mend (20)"]
     assert page.count("<details class=rows open>") == 1
     assert page.count("<tr>") == 2 + 40
-    labels = re.findall('<div class=wide tabindex=0 role=group aria-label="([^"]*)"', page)
-    assert labels == ["Table 1: CRS", "Table 2: Mend"]
+    names = re.findall('<div class=wide tabindex=0 role=group aria-label="([^"]*)"', page)
+    assert names == ["Table 1: CRS", "Table 2: Mend"]
     short = report.document("t", render.markdown(family_table(3))).decode()
     assert "<details" not in short
     assert "<script" not in short

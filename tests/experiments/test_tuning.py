@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
@@ -487,15 +488,17 @@ def test_no_file_is_opened_for_a_parameter(predictor, tmp_path, monkeypatch):
 
 def test_the_page_shows_a_command_that_runs_and_a_file_that_is_read(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIMPET_HOME", str(tmp_path / "home"))
     page = DOC.read_text(encoding="utf-8")
     shown = re.findall(r"^\$ limpet (tune exact:.*)$", page, re.MULTILINE)
     assert shown
     for command in shown:
         assert main(shlex.split(command)) == 0
     assert "on fresh seeds" in capsys.readouterr().out
-    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    Path("tuned.toml").write_text(block)
-    for text in ["tuned.toml", *re.findall(r'--sampler "(tuned.*?)"', page)]:
+    dial, block = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert tomllib.loads(dial).keys() == tomllib.loads(next((tmp_path / "home/dials").iterdir()).read_text()).keys()
+    Path("sharp.toml").write_text(block)
+    for text in ["sharp.toml", *re.findall(r'--sampler "(sharp.*?)"', page)]:
         assert isinstance(parse(text)[1], Mend)
 
 

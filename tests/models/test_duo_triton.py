@@ -182,7 +182,7 @@ def test_how_many_positions_are_normalised_together_changes_nothing(low: bool, m
     sigma = torch.tensor([0.02, 0.9, 4.0], device=DEVICE)
     with torch.no_grad():
         alone = body(tokens, sigma)
-        for rows in (2, 8):
+        for rows in (4,):
             monkeypatch.setattr(duo_triton, "ROWS", rows)
             assert (body(tokens, sigma) - alone).norm() <= 0.01 * alone.norm()  # sums may be rounded in another order
 

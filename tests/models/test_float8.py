@@ -248,7 +248,7 @@ def test_the_gelu_kernel_is_the_gelu(rounds_to_even: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of an exponential whose inverse is then 0
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_fused_backbone_is_the_backbone(blocks: int, rounds_to_even: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also at some positions, and of some samples; what rounds otherwise is far less than what float8 rounds."""
     from limpet.models import duo_triton

@@ -136,12 +136,12 @@ def drawn(name: Name, **how: Any) -> Samples:
 
 
 def test_in_sample_and_compare(name, capsys):
-    options = ("--model", name.model, "--sampler", configured(name), "--json")
+    options, judged = ("--model", name.model, "--sampler", configured(name), "--json"), ("--judge", "mini-judge")
     row = json.loads(printed(capsys, "sample", *options, "--n", "1"))
     expected = drawn(name, n=1)
     assert (row["model"], row["digest"]) == ("bigram", expected.digest)
     assert (row["tokens"], row["text"]) == (expected.tokens[0].tolist(), expected.texts[0])
-    result = json.loads(printed(capsys, "compare", *options, "--sampler", "mine: native nfe=8", "--n", "2"))
+    result = json.loads(printed(capsys, "compare", *options, "--sampler", "mine: native nfe=8", "--n", "2", *judged))
     assert [one["sampler"]["nfe"] for one in result["samplers"]] == [8, 8]
     assert result["samplers"][0]["sampler"] == samplers.find(name.sampler)(**PARAMS).to_dict()
     assert (result["judge"]["name"], result["judge"]["convention"]) == ("mini-judge", "text")

@@ -158,25 +158,6 @@ def test_an_asynchronous_backend_reports_the_last_call_at_the_end() -> None:
 # Models that break the interface
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "takes"),
-    [
-        ("name", "", "a text"),
-        ("digest", None, "a text that changes with its output"),
-        ("vocab_size", None, "a whole number from 2"),
-        ("vocab_size", 7.0, "a whole number from 2"),
-        ("length", 0, "a whole number from 1"),
-        ("predicts", "noise", '"leave-one-out" or "posterior"'),
-    ],
-)
-def test_a_wrong_attribute_is_one_sentence(name: str, value: Any, takes: str) -> None:
-    model = Logits()
-    setattr(model, name, value)
-    with pytest.raises(LimpetError) as caught:
-        limpet.sample(model, Native(nfe=3), n=1)
-    assert str(caught.value) == f"the model Logits has {name} {value!r}; it takes {takes}"
-
-
 @every_backend
 @pytest.mark.parametrize("width", [VOCAB - 1, VOCAB + 1])
 def test_a_head_of_the_wrong_width_is_one_sentence(backend: Backend, width: int) -> None:

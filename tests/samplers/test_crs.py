@@ -184,30 +184,6 @@ def test_a_replay_with_another_sampler_is_algorithm_1(values: str) -> None:
         assert values != "recorded" or one.values == what
 
 
-def test_a_model_that_predicts_a_posterior_gives_the_same_samples() -> None:
-    for sampler in (
-        BASE,
-        NATIVE,
-        BASE.replace(horizon=2, final_step="sample", top_p=0.9),
-        NATIVE.replace(temperature=0.8, top_p=0.9),
-        BASE.replace(temperature=1.3),
-    ):
-        one, other = (limpet.sample(MODELS[name], sampler, n=20, seed=SEED) for name in ("mixture", "posterior"))
-        assert torch.equal(one.tokens, other.tokens)
-        assert same_commitments(one.memory, other.memory)
-
-
-def test_without_commitments_no_parameter_of_crs_matters() -> None:
-    for model in (MODELS["mixture"], MODELS["markov"]):
-        out = limpet.sample(model, NATIVE, n=5, seed=SEED)
-        assert out.memory == ()
-        assert not out.committed.any()
-        for ignored in ({"budget": 2.0}, {"spacing": 0}, {"horizon": 2}, {"values": "second"}, {"write": "both"}):
-            other = limpet.sample(model, CRS(nfe=8, count=0, **ignored), n=5, seed=SEED)
-            assert torch.equal(out.tokens, other.tokens)
-            assert not other.committed.any()
-
-
 # Bit identity
 
 NAMED = {
@@ -217,34 +193,6 @@ NAMED = {
     "horizon 2, nucleus": CRS(nfe=8, horizon=2, final_step="sample", values="nucleus"),
     "cool": CRS(nfe=8, temperature=0.8),
 }
-MORE = [
-    CRS(nfe=8, top_p=0.8),
-    CRS(nfe=8, horizon=1),
-    CRS(nfe=8, write="both", values="second"),
-    CRS(nfe=8, write="output", values="nucleus"),
-    CRS(nfe=8, values="refreshed", spacing=0, horizon=3),
-    CRS(nfe=8, values="refreshed-interleaved", write="both"),
-    CRS(nfe=8, top_p=0.5, final_step="sample", write="both"),
-]
-
-
-@pytest.mark.parametrize("name", ["exact:words", "exact:chain", "exact:verses"])
-def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
-    """In batches of 1, 3 and 7, alone by `first=`, and with a prompt of its own among other prompts."""
-    model = source(name)
-    for sampler in NAMED.values() if name == "exact:words" else (NAMED["native"], NAMED["crs"]):
-        together = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=7)
-        for batch_size in (1, 3):
-            apart = limpet.sample(model, sampler, n=7, seed=SEED, batch_size=batch_size)
-            assert torch.equal(apart.tokens, together.tokens)
-            assert same_commitments(apart.memory, together.memory)
-        for first, n in ((6, 1), (2, 3)):
-            some = limpet.sample(model, sampler, n=n, seed=SEED, first=first)
-            assert torch.equal(some.tokens, together.tokens[first : first + n])
-        prompts = torch.arange(7 * 3).view(7, 3) % model.vocab_size
-        prompted = limpet.sample(model, sampler, n=7, seed=SEED, prompt=prompts)
-        alone = limpet.sample(model, sampler, n=1, seed=SEED, prompt=prompts[4:5], first=4)
-        assert torch.equal(alone.tokens[0], prompted.tokens[4])
 
 
 def test_samplers_that_alternate_do_not_influence_each_other() -> None:
@@ -389,7 +337,7 @@ def test_a_replay_reproduces(name: str) -> None:
     assert not again.committed.any()
 
 
-@pytest.mark.parametrize("sampler", [*NAMED.values(), *MORE], ids=name_of)
+@pytest.mark.parametrize("sampler", NAMED.values(), ids=name_of)
 def test_a_trace_changes_no_token(sampler: Sampler) -> None:
     """A trace inspects every distribution and draws every state. What is selected and returned is the same."""
     _, states, infos = run(WORDS, sampler)
@@ -420,29 +368,6 @@ def test_a_fork_continues_as_its_own_trajectory() -> None:
 
 
 # Fixed positions
-
-
-@pytest.mark.parametrize("sampler", [*NAMED.values(), *MORE], ids=name_of)
-@pytest.mark.parametrize("trace", [False, True])
-def test_fixed_tokens_are_kept_everywhere(sampler: Sampler, trace: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, WORDS.length)
-    fixed = torch.where(torch.rand(shape, generator=generator) < 0.3, torch.randint(27, shape, generator=generator), -1)
-    is_fixed = fixed >= 0
-    ctx, states, infos = run(WORDS, sampler, fixed=fixed, trace=trace)
-    for state in states:
-        assert torch.equal(state.tokens[is_fixed], fixed[is_fixed])
-        assert not state.memory or (state.memory.committed_at[is_fixed] >= NEVER).all()
-    for info in infos:
-        assert torch.equal(info.model_input[is_fixed], fixed[is_fixed])
-        assert not any(mask[is_fixed].any() for mask in info.masks.values())
-    # Count and budget are fractions of the generated length.
-    generated = (~is_fixed).sum(-1)
-    assert torch.equal(ctx.generated, generated)
-    if isinstance(sampler, CRS):
-        count, budget = sampler.limits(ctx)
-        assert torch.equal(count, -(-generated // 5))
-        torch.testing.assert_close(budget, generated / 10, check_dtype=False)
 
 
 @pytest.mark.parametrize("values", ["argmax", "recorded"])

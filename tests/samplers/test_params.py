@@ -67,6 +67,13 @@ def nfe() -> None:
             assert limpet.sample(Tied(), sampler, n=3, batch_size=3).nfe == calls == len(sampler.times)
 
 
+def refresh() -> None:
+    """What it does with a network is in tests/generation/test_refresh.py."""
+    assert output(BASE.replace(refresh=1)).equal(output(BASE))
+    with pytest.raises(LimpetError, match="exact:words computes every position at every call"):
+        output(BASE.replace(refresh=2))
+
+
 def warmup() -> None:
     for fraction, first in ((0.0, 0), (0.33, 2), (0.5, 4), (0.8, 6)):
         sampler = BASE.replace(warmup=fraction)
@@ -260,6 +267,7 @@ FRACTIONS = (-0.1, 1.1, math.nan, math.inf, "0.33", True)
 POSITIVE_FRACTIONS = (0, 0.0, 1.2, -0.1, math.nan, math.inf, "0.9", True)
 BAD: dict[str, tuple[str, tuple[Any, ...]]] = {  # parameter -> what it takes, and values that it refuses
     "nfe": ("a whole number from 2", (1, 0, -8, 8.0, "8", True, None, 2**31)),
+    "refresh": ("a whole number from 1", (0, -1, 2.0, True, None)),
     "warmup": ("a number from 0 to 1", (*FRACTIONS, None)),
     "horizon": ("None or a whole number from 1", (0, -1, 2.5, True, "ever", math.inf, 2**40)),
     "interleave": ("true or false", (0, 1, 2, "true", None)),

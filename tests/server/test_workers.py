@@ -35,7 +35,7 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 WHOLE = [
     (name, param.name) for name, kind in samplers.available().items() for param in samplers.params(kind).values()
-    if param.kind is int and param.name != "nfe"
+    if param.kind is int and param.name not in ("nfe", "refresh")
 ]  # fmt: skip
 
 

@@ -60,8 +60,7 @@ def run(
 ) -> int:
     """Draw many samples into a folder. Each part of it appears whole or not at all.
 
-    The same command resumes an interrupted run. Several of them on one folder share the work, and a larger --n adds
-    samples.
+    The same command resumes an interrupted run. Several on one folder share the work; a larger --n adds samples.
 
     $ limpet bulk samples --n 1000000 --on processes --workers 8
     $ limpet bulk samples --sampler "mend nfe=16" --n 2000 --format parquet
@@ -71,16 +70,16 @@ def run(
     Args:
         folder: a folder, or any address that fsspec knows
         nfe: network calls, where the sampler does not set its own
-        n: samples, of each prompt if there are any
+        n: samples, for each prompt
         prompt: text that every sample begins with
-        prompts: a file of prompts: one on each line, or JSON lines with "prompt" or "text"
-        fix: POSITION=WORDS, as for `limpet sample`; can be repeated
-        seed: the same seed gives the same samples, up to a network's rounding
+        prompts: a file of prompts: lines, or JSON lines with "prompt" or "text"
+        fix: POSITION=WORDS, as for `limpet sample`
+        seed: the same seed gives the same samples
         batch_size: samples computed at once
         format: of the parts
         part_size: samples in one (default: by their number)
         force: replace the samples of another request in the folder
-        verify: check the checksum of every part, and sample nothing
+        verify: check the checksum of every part; nothing is sampled
     """
     if verify:
         return _verify(folder, json)

@@ -41,7 +41,7 @@ Model = Annotated[
     tyro.conf.arg(help="built-in name, folder, file, owner/name on the hub, exact:NAME or ./my.py:factory"),
 ]  # fmt: skip
 Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GPU if there is one)"), UNSET]
-Weights = Annotated[Literal["ema", "raw"], tyro.conf.arg(help="a checkpoint's running average, or its own weights")]
+Weights = Annotated[Literal["ema", "raw"], tyro.conf.arg(help="a checkpoint's averaged or raw weights")]
 Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag"), UNSET]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample (default: the model's)")]
 ExecutorName = Literal["local", "processes", "ray"]
@@ -105,9 +105,8 @@ SamplerText = Annotated[str | None, tyro.conf.arg(help=SAMPLER_HELP + " (default
 SamplerTexts = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=SAMPLER_HELP)]
 Sharpness = Annotated[
     float | None,
-    tyro.conf.arg(help="0 (as diverse as the released sampler) to 1 (the sharpest that is still useful); chooses the "
-                  f"sampler (default: {SHARPNESS:g})"),
-]  # fmt: skip
+    tyro.conf.arg(help=f"chooses the sampler: 0 is diverse, 1 is sharp (default: {SHARPNESS:g})"),
+]
 
 
 def has_native_bfloat16() -> bool:

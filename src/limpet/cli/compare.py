@@ -66,20 +66,19 @@ def run(
 
     Args:
         nfe: network calls of every sampler that does not set its own
-        n: samples of each seed, and of each prompt in a file
+        n: samples of each seed, for each prompt
         seeds: standard errors are over them
         prompt: text that every sample begins with, or the puzzle that it solves (or a file that holds it); it is not
             counted
-        prompts: a file of prompts, --n samples of each: one on each line, or JSON lines with "prompt" or "text"
-        judge: the judge of the texts (default: the true distribution of an exact source, none for a model with a
-            checker of its own, mini-judge for models of its tokens)
-        checker: a checker of texts, by name or as ./file.py:Name (default: the model's own, if it has one)
+        prompts: a file of prompts, --n samples of each: lines, or JSON lines
+        judge: of the texts (default: an exact source's own distribution, none beside a model's checker, mini-judge for
+            models of its tokens)
+        checker: of texts, by name or as ./file.py:Name (default: the model's)
         batch_size: samples that are computed at once
         metrics: shown beside the likelihood and entropy: rep-4, dist-4, self-bleu, novelty-8, mauve, ... (default:
             rep-4, with --controls novelty-8); mauve takes 64 samples or more
-        controls: add three rows of texts that no model made, made from held-out text at the entropy of the first
-            sampler; a metric that ranks one above a sampler is fooled
-        texts: how many samples of each sampler to print side by side
+        controls: add three rows of texts that no model made; a metric that ranks one above a sampler is fooled
+        texts: samples of each sampler to print side by side
     """
     compared_samplers(sampler or None, nfe, sharpness)  # before the model is loaded
     denoiser = loading.load(model)

@@ -78,7 +78,7 @@ def run(
         api_key: what requests to the API must bear (default: the environment's LIMPET_API_KEY, or none)
         playground: serve the page beside the API, too; it has no key
         access_log: print a line for every request
-        log_level: the least important messages that are printed
+        log_level: the least important messages printed
     """
     for module in ("pydantic", "starlette", "uvicorn"):
         import_extra(module, "serve")

@@ -43,9 +43,9 @@ class ExecutorOptions:
     """Where units are computed: options of several commands."""
 
     on: ExecutorName = "local"
-    """in this process, in processes (one for each GPU, or --workers), or on a Ray cluster"""
+    """here, in processes (see --workers), or on a Ray cluster"""
     workers: Annotated[int | None, UNSET] = None
-    """how many (default: one for each device)"""
+    """how many processes (default: one for each device)"""
     address: Annotated[str | None, UNSET] = None
     """of a running Ray cluster (default: start one here)"""
     threads: Annotated[int | None, UNSET] = None

@@ -66,16 +66,15 @@ def run(
     Args:
         nfe: network calls of every sampler
         n: samples per seed
-        n_seeds: seeds of the choice, and as many fresh ones for the report
-        seed: the first, an even number; choices use even seeds and the report odd ones
-        judge: what scores the texts (default: an exact source's own distribution, else the model's checker, else
-            mini-judge)
-        checker: what decides whether a sample is right (default: the model's own); its first number is the quality
-        entropy: the wanted unigram entropy in nats (default: wherever the distance is largest)
-        tolerance: how far from it a sampler's own entropy may be
-        candidates: how many samplers of the space are tried, spread evenly over it
-        store: where results of the search over a space live, as for `limpet study`: nothing is computed twice
-        out_file: where the search writes its sampler, for `--sampler`; default: tuned.toml
+        n_seeds: seeds of the choice, and as many of the report
+        seed: the first; choices use even seeds, the report odd ones
+        judge: of the texts (default: own distribution, checker or mini-judge)
+        checker: of samples (default: the model's own); its first number is the quality
+        entropy: wanted, in nats (default: where the distance is largest)
+        tolerance: how far off an entropy may be, in nats
+        candidates: how many samplers of the space are tried
+        store: where results of the search live; nothing is computed twice
+        out_file: where the search writes its sampler (default: tuned.toml)
         force: overwrite the result of another search
     """
     if not (space or entropy is not None or out_file):

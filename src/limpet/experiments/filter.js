@@ -3,11 +3,11 @@
 (() => {
   const main = document.querySelector("main");
   const input = Object.assign(document.createElement("input"), { type: "search", placeholder: "a sampler or a family" });
-  const label = document.createElement("label"), found = document.createElement("span"), bar = document.createElement("p");
-  label.append("Filter ", input);
+  const caption = document.createElement("label"), found = document.createElement("span"), bar = document.createElement("p");
+  caption.append("Filter ", input);
   found.setAttribute("role", "status");
   bar.className = "filter";
-  bar.append(label, found);
+  bar.append(caption, found);
   main.append(bar);
   const folds = [...main.querySelectorAll("details.rows, details.rows details")];
   const rows = [...main.querySelectorAll("details.rows tbody tr")];

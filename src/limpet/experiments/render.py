@@ -133,9 +133,9 @@ def fold_tables(page: str) -> str:
     long = itertools.count()
 
     def scrolling(head: str, rows: str, name: str) -> str:
-        label = f"Table {next(count)}{': ' if name else ''}{name}"[:90]
+        title = f"Table {next(count)}{': ' if name else ''}{name}"[:90]
         table = f"<table>\n{head}\n<tbody>\n{rows}</tbody>\n</table>"
-        return f'<div class=wide tabindex=0 role=group aria-label="{escape(unescape(label))}">{table}</div>'
+        return f'<div class=wide tabindex=0 role=group aria-label="{escape(unescape(title))}">{table}</div>'
 
     def fold(found: re.Match[str]) -> str:
         caption, head, rows = found["caption"] or "", found["head"], found["rows"]

@@ -55,11 +55,11 @@ def common_unit(results: Results, claim: Claim) -> str:
 def with_units(content: ReportContent) -> ReportContent:
     """The same content with a unit, or the better direction, in the heads of columns that lack it."""
 
-    def label(head: str) -> str:
+    def describe(head: str) -> str:
         unit = next((unit for pattern, unit in HEADS if re.fullmatch(pattern, head)), "")
         return f"{head}, {unit}" if unit else head
 
-    tables = (replace(table, head=tuple(map(label, table.head))) for table in content.tables)
+    tables = (replace(table, head=tuple(map(describe, table.head))) for table in content.tables)
     return replace(content, tables=tuple(tables))
 
 
