@@ -60,6 +60,11 @@ MISSING = {  # by extra: a command that needs it, its exit code, and a pattern o
     "parquet": (f"limpet bulk samples {TOY} --format parquet", 2, names_extra("pyarrow", "parquet")),
     "ray": ("limpet paper study run factorial --preset smoke --on ray", 2, names_extra("ray", "ray")),
     "serve": ("limpet serve", 2, names_extra("pydantic", "serve")),
+    "ray-serve": (
+        python("from limpet.integrations.ray_serve import deployment; deployment()"),
+        1,
+        names_extra("ray", "ray-serve", ERROR),
+    ),
     "notebook": (
         python("import limpet; limpet.sample(limpet.load('exact:words'), 'native nfe=2', n=1).to_pandas()"),
         1,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LimpetError, import_extra
 from limpet.generation import sample
 from limpet.models.loading import load
-from limpet.server.handlers import Resources
-from limpet.server.http import application
-from limpet.server.scheduler import Limits
-from limpet.server.workers import in_processes
+
+if TYPE_CHECKING:
+    from limpet.server.handlers import Resources
+    from limpet.server.scheduler import Limits
 
 CORES = 2  # of a replica without a GPU
 ANY_ADDRESS = "0.0.0.0"  # Ray's proxy decides where it listens
@@ -37,6 +37,10 @@ def deployment(
     name. device: where networks run (default: a GPU if there is one). limits: of each replica. api_key: what requests
     must bear (default: LIMPET_API_KEY here). options: of `ray.serve.deployment`, such as `autoscaling_config`."""
     ray, serve = import_extra("ray", "ray-serve"), import_extra("ray.serve", "ray-serve")
+    from limpet.server.http import application
+    from limpet.server.scheduler import Limits
+    from limpet.server.workers import in_processes
+
     if not ray.is_initialized():
         ray.init()
     total, limits = ray.cluster_resources(), limits or Limits()
@@ -63,6 +67,8 @@ def load_resources(models: tuple[str, ...], device: str | None) -> Resources:
     """The models of a worker. A short sample comes first, since a network's first call is its slowest."""
     loaded = {name: load(name, device=device) for name in models}
     sample(loaded[models[0]], "native nfe=2", n=1)
+    from limpet.server.handlers import Resources
+
     return Resources(loaded)
 
 
