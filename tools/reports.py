@@ -71,11 +71,12 @@ def main(file: Path | None) -> None:
     others.append(studies.study("revision", studies.audit_presets("revision")["mini"]))
     list(write(numbers, [*others, *(study_files.load(FOLDER / f"{name}.toml") for name in STUDY_FILES)]))
     for folder, study in other_studies():
-        report.write_report(report.read_report(study, folder), folder)
-        (folder / "index.html").unlink()  # its Markdown is enough
-    report.write_index(entries, FOLDER)
+        page = report.write_report(report.read_report(study, folder), folder, in_index=folder.parent == FOLDER)
+        if folder.parent != FOLDER:
+            page.unlink()  # its Markdown is enough
     for folder in REPORTS.glob("*/*/"):
         compress(folder)
+    report.write_index(entries, FOLDER)
     tally = report.count_verdicts(entries)
     put(DOCS / "reproduce.md", CLAIMS, f"{tally}\n\n{report.claims_table(entries, 'reports/mini/')}")
     for name, block in audits.blocks(audits.committed(REPORTS)).items():

@@ -251,10 +251,10 @@ def test_every_colour_has_contrast(dark):
         assert (two + 0.05) / (one + 0.05) >= 3, name
 
 
-def test_verdicts_have_a_colour_and_a_sign_and_tables_scroll_by_themselves():
+def test_verdicts_have_a_colour_and_a_sign_and_tables_scroll_by_themselves(finished):
     yes, no = (claims.Claim("appendix A", "x", [claims.below("x", estimate(m, 0.1))]) for m in (-1, 1))
     text = "\n".join(
-        [f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings_table(one))}" for one in (yes, no)]
+        [f"Here: **{one.verdict}**.\n\n{render.markdown(report.findings_table(finished, one))}" for one in (yes, no)]
     )
     page = report.document("t", f"{text}\n{report.claims_table([report.IndexEntry('a', 'a', (yes, no))])}").decode()
     for mark in ("<strong class=yes>supported</strong>", "<strong class=no>not supported</strong>",
@@ -376,10 +376,11 @@ def test_an_index_over_reports(finished, tmp_path):
     (tmp_path / "audits").mkdir()
     (tmp_path / "audits/index.html").write_text("")
     page = report.write_index([report.index_entry(finished)], tmp_path)
-    assert '<a href="frontier-smoke/index.html">frontier</a>' in page.read_text()
+    title, short = finished.study.title, report.in_short(finished, report.content_of(finished))
+    assert f'<a href="frontier-smoke/index.html">{title}</a> (frontier, smoke). {short}' in page.read_text()
     assert '<a href="audits/index.html">audits</a>' in page.read_text()
     text = (tmp_path / "claims.md").read_text()
-    links = "- [audits](audits/report.md)\n- [frontier](frontier-smoke/report.md)\n"
+    links = f"- [audits](audits/report.md)\n- [{title}](frontier-smoke/report.md) (frontier, smoke). {short}\n"
     assert text.startswith(f"# {report.TITLE}\n\n## Reports\n\n{links}\n## Claims\n")  # the reports first
     tested = finished.study.build_report(finished).claims
     for claim in tested:

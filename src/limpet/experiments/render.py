@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from limpet import style
@@ -83,7 +84,8 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
         drawing = "\n".join(map(str.strip, style.with_page_colours(svg[svg.index("<svg") :]).splitlines()))
         caption = escape(self.renderInlineAsText(tokens[index].children, options, env))
         drawing = drawing.replace("<svg", f'<svg role=img aria-label="{caption}"', 1)
-        wide = f"<span class=wide tabindex=0 role=group aria-label=Figure>{drawing}</span>"
+        number = env["figures"] = env.get("figures", 0) + 1
+        wide = f'<span class=wide tabindex=0 role=group aria-label="Figure {number}">{drawing}</span>'
         return f"<span class=figure>{wide}{caption}</span>"
 
     def link(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
@@ -95,7 +97,7 @@ def html(text: str, figures: Mapping[str, bytes] = {}) -> str:
 
     for kind, rule in {"image": image, "link_open": link, "html_inline": raw, "html_block": raw}.items():
         reader.add_render_rule(kind, rule)
-    return str(reader.render(text))
+    return str(reader.render(text, {}))
 
 
 OUTCOMES = {  # by the class that the style sheet gives a colour and a sign
@@ -106,14 +108,52 @@ OUTCOMES = {  # by the class that the style sheet gives a colour and a sign
 
 
 def mark_verdicts(page: str) -> str:
-    """A page whose verdicts differ in colour and sign, and whose wide tables scroll by themselves."""
+    """A page whose verdicts differ in colour and sign."""
     for kind, words in OUTCOMES.items():
         verdict = "|".join(words)
         page = re.sub(f"<strong>({verdict})</strong>", rf"<strong class={kind}>\1</strong>", page)
         page = re.sub(f"(<td[^>]*>)({verdict})(?=[,<])", rf"\1<span class={kind}>\2</span>", page)
         page = re.sub(f"(<td[^>]*>[^<]*, )({verdict})(?=</td>)", rf"\1<span class={kind}>\2</span>", page)
-    page = page.replace("<table>", "<div class=wide tabindex=0 role=group aria-label=Table><table>")
-    return page.replace("</table>", "</table></div>")
+    return page
+
+
+TABLE = re.compile(
+    r"(<p>(?P<caption>[^<]*)</p>\n)?<table>\n(?P<head><thead>.*?</thead>)\n<tbody>\n(?P<rows>.*?)</tbody>\n</table>",
+    re.S,
+)
+FOLDED_ROWS = 30  # a table with more is folded by its first column
+FOLDED_FINDINGS = 5  # of a claim
+
+
+def fold_tables(page: str) -> str:
+    """A page whose tables scroll by themselves and have names, and whose long ones are folded.
+
+    A long table becomes one folded part for each value of its first column, in a part of its own: the first is open."""
+    count = itertools.count(1)
+    long = itertools.count()
+
+    def scrolling(head: str, rows: str, name: str) -> str:
+        title = f"Table {next(count)}{': ' if name else ''}{name}"[:90]
+        table = f"<table>\n{head}\n<tbody>\n{rows}</tbody>\n</table>"
+        return f'<div class=wide tabindex=0 role=group aria-label="{escape(unescape(title))}">{table}</div>'
+
+    def fold(found: re.Match[str]) -> str:
+        caption, head, rows = found["caption"] or "", found["head"], found["rows"]
+        every = re.findall(r"<tr>.*?</tr>\n", rows, re.S)
+        if "<th>finding</th>" in head and len(every) > FOLDED_FINDINGS:
+            table = scrolling(head, rows, "findings")
+            return f"{found[1] or ''}<details><summary>{len(every)} findings</summary>{table}</details>"
+        if len(every) <= FOLDED_ROWS or "<th>Where</th>" in head:
+            return (found[1] or "") + scrolling(head, rows, caption)
+        parts = []
+        for name, group in itertools.groupby(every, lambda row: re.split("</?td[^>]*>", row)[1]):
+            own = list(group)
+            table = scrolling(head, "".join(own), name)
+            parts.append(f"<details><summary>{name} ({len(own)})</summary>{table}</details>")
+        is_open = "" if next(long) else " open"
+        return f"<details class=rows{is_open}><summary>{caption or 'Rows'}</summary>{''.join(parts)}</details>"
+
+    return TABLE.sub(fold, page)
 
 
 def link_sections(page: str) -> tuple[str, str]:

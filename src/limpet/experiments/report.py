@@ -24,6 +24,7 @@ from limpet.experiments import figures, render
 from limpet.experiments.claims import FEW, LEVEL, Claim, PaperVerdict, Verdict
 from limpet.experiments.report_content import (
     PAPER,
+    Contrast,
     Entry,
     Point,
     ReportContent,
@@ -34,6 +35,7 @@ from limpet.experiments.report_content import (
 )
 from limpet.experiments.results import Results
 from limpet.experiments.study import Study
+from limpet.experiments.summary import common_unit, in_short, unit_of, with_unit, with_units
 from limpet.files import write_file
 from limpet.html import for_script, policy_hash
 
@@ -64,7 +66,7 @@ BRACKETS = "The paper's values are in brackets. They are of its own models at it
 
 def content_of(results: Results) -> ReportContent:
     """The content of a study's report; a toy study is not compared with the paper."""
-    content = results.study.build_report(results)
+    content = with_units(results.study.build_report(results))
     return without_paper(content) if results.study.is_toy else content
 
 
@@ -168,6 +170,7 @@ def to_dict(results: Results, content: ReportContent) -> dict[str, Any]:
         "study": study.name,
         "title": study.title,
         "preset": study.preset,
+        "in short": in_short(results, content),
         "provenance": values["provenance"],
         "claims": round_numbers([claim.to_dict() for claim in content.claims], study.digits),
         "contrasts": [{"name": c.name, **c.estimate.to_dict(), "paper": c.paper} for c in content.contrasts],
@@ -181,7 +184,9 @@ def to_dict(results: Results, content: ReportContent) -> dict[str, Any]:
 
 def markdown(results: Results, content: ReportContent) -> str:
     """The text of a report."""
-    lines = [f"# {render.escape_markdown(results.study.title)}", "", render.escape_markdown(_summary(results)), ""]
+    short = f"**In short.** {render.escape_markdown(in_short(results, content))}"
+    about = render.escape_markdown(_summary(results))
+    lines = [f"# {render.escape_markdown(results.study.title)}", "", short, "", about, ""]
     images = {
         figure.name: f"![{render.escape_markdown(figure.caption)}](figures/{figure.name}.svg)"
         for figure in content.figures
@@ -193,12 +198,16 @@ def markdown(results: Results, content: ReportContent) -> str:
     if content.claims:
         lines += [f"## {TITLE}", "", RULE, ""] if has_paper else ["## Claims", "", OWN_RULE, ""]
         for i, claim in enumerate(content.claims):
-            lines += _claim_lines(i, claim, has_paper)
+            lines += _claim_lines(results, i, claim, has_paper)
         lines += ["## Tables and figures", "", *([BRACKETS, ""] if has_paper else [])]
     lines += [render.markdown(one) for one in content.tables]
     lines += [f"{image}\n" for image in images.values()]
     if content.contrasts:
-        rows = tuple((Entry(c.name), Entry(format_signed(c.estimate, 4)), Entry(c.paper)) for c in content.contrasts)
+
+        def value(one: Contrast) -> str:
+            return f"{format_signed(one.estimate, 4)} {unit_of(results, one.name)}".strip()
+
+        rows = tuple((Entry(c.name), Entry(value(c)), Entry(c.paper)) for c in content.contrasts)
         table = Table("contrasts", "", ("contrast, paired by seed", "here", PAPER), (rows,))
         if results.study.is_toy:
             (table,) = without_paper(ReportContent((table,))).tables
@@ -222,22 +231,27 @@ def _summary(results: Results) -> str:
     )
 
 
-def _claim_lines(number: int, claim: Claim, has_paper: bool) -> list[str]:
+def _claim_lines(results: Results, number: int, claim: Claim, has_paper: bool) -> list[str]:
     anchor = f'<a id="claim-{number}"></a>'
     sentence = f"{anchor}**{claim.text}** ({claim.where}). Here: **{claim.verdict}**, {claim.count}."
     if any(finding.paper for finding in claim.findings):
         sentence += f" The same rule on the paper's numbers: {claim.paper_verdict}."
     why = [f"Bounds: {' '.join(claim.why.split())}.", ""] if claim.why else []
-    return [sentence, "", *why, render.markdown(findings_table(claim, has_paper))]
+    return [sentence, "", *why, render.markdown(findings_table(results, claim, has_paper))]
 
 
-def findings_table(claim: Claim, has_paper: bool = True) -> Table:
-    """What a claim rests on, one finding per row, with the paper's values beside ours."""
-    head = ("finding", "expected", "here", "outcome", *(("paper", "by the same rule") if has_paper else ()))
+def findings_table(results: Results, claim: Claim, has_paper: bool = True) -> Table:
+    """What a claim rests on, one finding per row, with the paper's values beside ours.
+
+    A unit that all share is in the head."""
+    unit = common_unit(results, claim)
+    here = f"here, {unit}" if unit else "here"
+    head = ("finding", "expected", here, "outcome", *(("paper", "by the same rule") if has_paper else ()))
     rows = []
     for finding in claim.findings:
         paper = "" if finding.paper is None else finding.published
-        texts = (finding.name, finding.expected, finding.measured, finding.outcome, paper, finding.paper_outcome)
+        value = finding.measured if unit else with_unit(results, finding, claim)
+        texts = (finding.name, finding.expected, value, finding.outcome, paper, finding.paper_outcome)
         rows.append(tuple(map(Entry, texts[: len(head)])))
     return Table("findings", "", head, (tuple(rows),), names=2)
 
@@ -248,21 +262,26 @@ def findings_table(claim: Claim, has_paper: bool = True) -> Table:
 def document(
     title: str, text: str, drawings: Mapping[str, bytes] = {}, scatters: Sequence[ScatterPlot] = (), back: str = ""
 ) -> bytes:
-    """Our Markdown as one page that needs no other file. It has a script only for scatter plots.
+    """Our Markdown as one page that needs no other file. It has scripts only for scatter plots and for folded tables.
 
     drawings: SVG files by address. back: a link to the index."""
     head = "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
     head += f"<title>{escape(title)}</title>"
-    body, links = render.link_sections(render.minify(render.mark_verdicts(render.html(text, drawings))))
+    page = render.fold_tables(render.html(text, drawings))
+    body, links = render.link_sections(render.minify(render.mark_verdicts(page)))
     body = f"<nav aria-label=Contents><a href=#top>Top</a>{back}{links}</nav><main id=top>{body}</main>"
     sheet = style.style_sheet() + _asset("report.css")
+    scripts = ["filter.js"] if "<details class=rows" in body else []
     if scatters:
-        sheet, script = sheet + _asset("scatter.css"), _asset("scatter.js")
-        # Tables and figures have inline styles. No other script runs, and nothing is fetched.
-        policy = f"default-src 'none'; script-src {policy_hash(script)}; style-src 'unsafe-inline'; form-action 'none'"
-        head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
+        sheet, scripts = sheet + _asset("scatter.css"), ["scatter.js", *scripts]
         body += f"<script type=application/json id=scatters>{for_script(packed(scatters))}</script>"
-        body += f"<script>{script}</script>"
+    if scripts:
+        sources = list(map(_asset, scripts))
+        # Tables and figures have inline styles. No other script runs, and nothing is fetched.
+        allowed = " ".join(map(policy_hash, sources))
+        policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; form-action 'none'"
+        head += f'<meta http-equiv=Content-Security-Policy content="{policy}">'
+        body += "".join(f"<script>{source}</script>" for source in sources)
     return f"<!doctype html><html lang=en>{head}<style>\n{sheet}</style><body>{body}</body></html>\n".encode()
 
 
@@ -324,17 +343,28 @@ def index_entry(results: Results) -> IndexEntry:
 
 
 def write_index(entries: Sequence[IndexEntry], folder: Path) -> Path:
-    """Write one page over several reports, and the same as claims.md: every claim and a link to every report.
+    """Write one page over several reports, and the same as claims.md: every report with its result, and every claim.
 
-    Other pages in the folder, such as those of another preset, are linked too. Returns the path of the page."""
-    known = {one.folder for one in entries}
-    others = (path.parent.name for path in folder.glob("*/index.html") if path.parent.name not in known)
-    every = sorted([*entries, *(IndexEntry(name, name) for name in others)])
-    links = (f"- [{render.escape_markdown(one.name)}]({quote(one.folder)}/report.md)" for one in every)
+    The reports are those of the entries and all others in the folder, such as those of another preset. Returns the
+    path of the page."""
+    folders = {one.folder for one in entries} | {path.parent.name for path in folder.glob("*/index.html")}
+    links = (_index_line(folder / name) for name in sorted(folders))
     claims = ["## Claims", "", f"{count_verdicts(entries)} {RULE} {UNITS}", "", claims_table(entries)]
     text = "\n".join([f"# {TITLE}", "", "## Reports", "", *links, "", *claims])
     write_files({"index.html": document(TITLE, text), "claims.md": text.encode()}, folder)
     return folder / "index.html"
+
+
+def _index_line(folder: Path) -> str:
+    """A report's title, its name and its result in short, as far as its folder holds them."""
+    address = f"{quote(folder.name)}/report.md"
+    try:
+        numbers = load_numbers(folder)
+    except OSError:
+        return f"- [{render.escape_markdown(folder.name)}]({address})"
+    title, name, short = (render.escape_markdown(numbers.get(key, "")) for key in ("title", "study", "in short"))
+    preset = f", {render.escape_markdown(numbers['preset'])}" if numbers.get("preset") else ""
+    return f"- [{title}]({address}) ({name}{preset}). {short}"
 
 
 def in_paper_order(entries: Sequence[IndexEntry]) -> list[tuple[Claim, IndexEntry, int]]:

@@ -4,6 +4,8 @@
 (() => {
   const MAX_TEXTS = 3; // side by side
   const NEAR = 26; // pixels within which the pointer selects a point
+  const FAR = 2; // of an axis, in widths of the middle half of its values
+  const MAX_NAMES = 8; // of points outside the axes
   const SHAPES = [
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0", "M-4-4H4V4H-4z", "M0-5.4L5 3.6H-5z", "M0-5.6L5.6 0L0 5.6L-5.6 0z",
   ];
@@ -36,6 +38,7 @@
   const texts = () => (unpacked ??= unpack(data.texts));
   let count = 0; // of points in all panels of all plots: the place of a point's texts
 
+  const OUTSIDE = "outside the axes, drawn at the edge";
   const numeral = (value, error) =>
     value === null ? "no value" : value.toFixed(3) + (error === null ? "" : ` ± ${error.toFixed(3)}`);
 
@@ -48,9 +51,14 @@
     return found;
   }
 
-  // The ends of an axis: all values with their errors, and a margin.
+  // The ends of an axis: the values with their errors, and a margin. Values further from the middle half than `FAR`
+  // times its width lie outside.
   function ends(pairs) {
-    const low = Math.min(...pairs.map(([v, e]) => v - e)), high = Math.max(...pairs.map(([v, e]) => v + e));
+    const sorted = pairs.map(([v]) => v).sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+    const reach = FAR * (at(0.75) - at(0.25)) || Infinity, least = at(0.25) - reach, most = at(0.75) + reach;
+    const inside = pairs.filter(([v]) => v >= least && v <= most);
+    const low = Math.max(least, Math.min(...inside.map(([v, e]) => v - e)));
+    const high = Math.min(most, Math.max(...inside.map(([v, e]) => v + e)));
     const margin = (high - low || 1) * 0.05;
     return [low - margin, high + margin];
   }
@@ -73,6 +81,7 @@
     const numbers = (point) =>
       [`${scatter.x}: ${numeral(point.x, point.xError)}`, `${scatter.y}: ${numeral(point.y, point.yError)}`];
     const hidden = new Set();
+    let words = []; // of the filter
     let panel = panels[0], chosen = [], current = null, placed = [];
 
     const place = document.getElementById(`scatter-${scatter.name}`).parentElement;
@@ -87,11 +96,12 @@
     const popover = make("div", { class: "popover", "aria-hidden": "true", hidden: "" });
     const wrapper = make("div", { class: "plot" }, plot, popover);
     const status = make("p", { class: "note", role: "status" });
+    const outside = make("p", { class: "note" });
     const below = make("div", { class: "texts" });
     const section = make("section", { class: "scatter", "aria-label": scatter.caption },
       make("p", { class: "choose" },
         make("label", {}, "Panel ", select), stepButton(-1, "Previous panel", "‹"), stepButton(1, "Next panel", "›")),
-      wrapper, legend,
+      wrapper, outside, legend,
       make("p", { class: "note" }, `${scatter.caption} Arrow keys go from point to point. A click or Enter shows the `
         + `texts of a point below, up to ${MAX_TEXTS} side by side.`),
       status, below);
@@ -134,13 +144,18 @@
     // The plot
 
     function render() {
-      const shown = panel.points.filter((point) => !hidden.has(point.family) && point.x !== null && point.y !== null);
+      const isNamed = ({ sampler, family }) => words.every((word) => `${family} ${sampler}`.toLowerCase().includes(word));
+      const shown = panel.points.filter((point) =>
+        !hidden.has(point.family) && point.x !== null && point.y !== null && isNamed(point));
       const width = Math.max(280, wrapper.clientWidth), height = Math.round(Math.min(540, Math.max(320, width * 0.6)));
       const left = 52, right = width - 12, top = 12, bottom = height - 44;
       const [x0, x1] = shown.length ? ends(shown.map((point) => [point.x, point.xError ?? 0])) : [0, 1];
       const [y0, y1] = shown.length ? ends(shown.map((point) => [point.y, point.yError ?? 0])) : [0, 1];
       const across = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
       const up = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
+      const isOutside = ({ x, y }) => x < x0 || x > x1 || y < y0 || y > y1;
+      const within = (low, value, high) => Math.min(Math.max(value, low), high);
+      const clip = `clip-${scatter.name}`, inside = { "aria-hidden": "true", "clip-path": `url(#${clip})` };
       plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
       const line = (x1, y1, x2, y2, kind) => draw("line", { x1, y1, x2, y2, class: kind });
       const text = (x, y, words, anchor, more = {}) => draw("text", { x, y, "text-anchor": anchor, ...more }, words);
@@ -151,26 +166,34 @@
           [line(left, up(y), right, up(y), "grid"), text(left - 6, up(y) + 4, words, "end")]),
         text((left + right) / 2, height - 8, scatter.x, "middle"),
         text(0, 0, scatter.y, "middle", { transform: `translate(12 ${(top + bottom) / 2}) rotate(-90)` }));
-      const curves = draw("g", { "aria-hidden": "true" }, ...scatter.joined.map((family) => {
+      const frame = draw("clipPath", { id: clip }, draw("rect", { x: left, y: top, width: right - left, height: bottom - top }));
+      const curves = draw("g", inside, ...scatter.joined.map((family) => {
         const own = shown.filter((point) => point.family === family);
         const points = own.map((point) => `${across(point.x)},${up(point.y)}`).join(" ");
         return draw("polyline", { points, class: `curve ${styleOf(family).class}` });
       }));
-      const bars = draw("g", { "aria-hidden": "true" }, ...shown.flatMap((point) => {
+      const bars = draw("g", inside, ...shown.flatMap((point) => {
         const x = across(point.x), y = up(point.y), kind = `bar ${styleOf(point.family).class}`;
         return [line(across(point.x - (point.xError ?? 0)), y, across(point.x + (point.xError ?? 0)), y, kind),
           line(x, up(point.y - (point.yError ?? 0)), x, up(point.y + (point.yError ?? 0)), kind)];
       }));
       placed = shown.map((point) => {
-        const { class: colour, d } = styleOf(point.family), x = across(point.x), y = up(point.y);
+        const { class: colour, d } = styleOf(point.family), isFar = isOutside(point);
+        const x = within(left, across(point.x), right), y = within(top, up(point.y), bottom);
         const mark = draw("path", {
-          d, class: `point ${colour}`, transform: `translate(${x} ${y})`, role: "button", tabindex: "-1",
-          "aria-label": [point.sampler, point.family, ...numbers(point)].join(", "),
+          d, class: `point ${colour}${isFar ? " outside" : ""}`, transform: `translate(${x} ${y})`, role: "button", tabindex: "-1",
+          "aria-label": [point.sampler, point.family, ...numbers(point), ...(isFar ? [OUTSIDE] : [])].join(", "),
           "aria-pressed": String(holds(point)),
         });
-        return { point, x, y, mark };
+        return { point, x, y, mark, isFar };
       }).sort((a, b) => a.x - b.x);
-      plot.replaceChildren(axes, curves, bars, draw("g", {}, ...placed.map(({ mark }) => mark)));
+      plot.replaceChildren(frame, axes, curves, bars, draw("g", {}, ...placed.map(({ mark }) => mark)));
+      const far = placed.filter(({ isFar }) => isFar).map(({ point }) => `${point.sampler} (${numbers(point).join(", ")})`);
+      const more = far.length > MAX_NAMES ? `; and ${far.length - MAX_NAMES} more` : "";
+      outside.textContent = far.length
+        ? `${far.length} hollow ${far.length === 1 ? "point lies" : "points lie"} outside the axes, at the nearest edge: `
+          + `${far.slice(0, MAX_NAMES).join("; ")}${more}.`
+        : "";
       placed[0]?.mark.setAttribute("tabindex", "0"); // the one stop of the Tab key
       hide();
       current = null;
@@ -187,7 +210,7 @@
       }
       const { point } = to;
       popover.replaceChildren(
-        make("b", {}, point.sampler), ...[point.family, ...numbers(point)].map((words) => make("span", {}, words)));
+        make("b", {}, point.sampler), ...[point.family, ...numbers(point), ...(to.isFar ? [OUTSIDE] : [])].map((words) => make("span", {}, words)));
       popover.hidden = false;
       const scale = plot.clientWidth / plot.viewBox.baseVal.width || 1, x = to.x * scale, y = to.y * scale;
       const most = wrapper.clientWidth - popover.offsetWidth;
@@ -280,6 +303,10 @@
       }));
     }
 
+    document.addEventListener("filter", (event) => {
+      words = event.detail;
+      render();
+    });
     toggles();
     render();
     let wide = wrapper.clientWidth;
