@@ -59,7 +59,6 @@ def run(
 
     $ limpet tune mini
     $ limpet tune sudoku --nfe 16 --n 16
-    $ limpet tune ./my.py:factory --judge gpt2-large --n 32
     $ limpet tune mini --nfe 16 --entropy 4.4 --out sharp.toml
     $ limpet tune mini --space "mend late_top_p=.9,.8" --space "crs budget=.25,.5"
 
