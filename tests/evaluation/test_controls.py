@@ -75,6 +75,7 @@ def test_without_controls_a_comparison_is_as_before() -> None:
     assert np.array_equal(plain.samplers[0].scores.nll, controlled.samplers[0].scores.nll)
 
 
+@pytest.mark.long
 def test_mauve_is_a_column_of_enough_samples() -> None:
     model = limpet.load("mini", device="cpu")
     judge = limpet.load_judge("mini-judge", device="cpu")

@@ -293,7 +293,17 @@ def test_prompts_are_continued_n_times_each_as_by_sample(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "sand "}\n"re"\n')
     printed = {}
     for name in ("p.txt", "p.jsonl"):
-        options = ("--model", "exact:words", "--nfe", "2", "--n", "3", "--prompts", str(tmp_path / name), "--json")
+        options = (
+            "--model",
+            "exact:words",
+            "--sampler",
+            "crs nfe=2",
+            "--n",
+            "3",
+            "--prompts",
+            str(tmp_path / name),
+            "--json",
+        )
         assert main(["sample", *options]) == 0
         printed[name] = capsys.readouterr().out
     assert printed["p.txt"] == printed["p.jsonl"]
@@ -309,7 +319,7 @@ def test_prompts_are_continued_n_times_each_as_by_sample(tmp_path, capsys):
 
 def test_a_folder_is_scored_like_a_file(tmp_path, capsys):
     assert main(command(tmp_path / "folder", "--n", 40, "--prompt", "sand ")) == 0
-    options = ("--model", "exact:words", "--nfe", "2", "--n", "40", "--prompt", "sand ")
+    options = ("--model", "exact:words", "--sampler", "crs nfe=2", "--n", "40", "--prompt", "sand ")
     assert main(["sample", *options, "--out", str(tmp_path / "a.jsonl")]) == 0
     capsys.readouterr()
     found = []

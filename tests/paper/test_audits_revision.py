@@ -191,8 +191,8 @@ def test_the_page_holds_what_64_calls_show():
     [
         ("mini/revision-mini", "mini", "on `mini` {} points fewer"),
         ("mini/revision-mini", "mini-distilled", "on `mini-distilled` {} points more"),
-        ("revision/exact-16", "exact:words", "on exact:words {} points more"),
-        ("revision/exact-16", "exact:chain", "on exact:chain {} points fewer"),
+        ("revision/exact-16", "exact:words", "On exact:words they are {} points more"),
+        ("revision/exact-16", "exact:chain", "on exact:chain are {} points fewer"),
     ],
 )
 def test_the_page_holds_how_far_mend_is_from_stored(folder, model, sentence):

@@ -128,16 +128,21 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     }""")
     tab.click("#run")
     wait_done(tab)
-    shown_calls = [re.match(r"(call \d+|output)", text)[0] for text in tab.evaluate("window.positions") if " 8" in text]
+    shown_calls = [
+        re.match(r"(call \d+|output)", text)[0]
+        for text in tab.evaluate("window.positions")
+        if "of 8" in text or "after 8" in text
+    ]
     assert list(dict.fromkeys(shown_calls)) == [*(f"call {r}" for r in range(1, 9)), "output"]
     assert tab.locator("#where").text_content() == "output after 8 calls"
-    native, crs = text_of(tab, 0), text_of(tab, 1)
-    for index, text, sampler in ((0, native, Native(nfe=8)), (1, crs, CRS(nfe=8))):
+    native, other = text_of(tab, 0), text_of(tab, 1)
+    second, name_of_second = limpet.recommended(8), "sharpness=0.25"
+    for index, text, sampler in ((0, native, Native(nfe=8)), (1, other, second)):
         assert text == shown(limpet.sample(models[name], sampler, 1, 8200).texts[0])
         scores = tab.locator(f".trajectory{index} .scores").text_content()
         expected = r"perplexity under \S.* \(\w{12}, float(32|64), (ids|distribution), \d+ tokens scored\)"
         assert re.search(expected, scores), scores
-    assert native != crs
+    assert native != other
 
     tab.locator("#scrub").fill("0")
     assert tab.locator("#where").text_content().startswith("call 1 of 8 · t 1.000")
@@ -146,11 +151,11 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     with tab.expect_download() as download:
         tab.click(".trajectory1 button:text-is('text')")
     download.value.save_as(tmp_path / "text")
-    assert shown((tmp_path / "text").read_text()) == crs
+    assert shown((tmp_path / "text").read_text()) == other
     with tab.expect_download() as download:
         tab.click(".trajectory1 button:text-is('trajectory')")
     download.value.save_as(tmp_path / "a.limpet")
-    kept, own = Trajectory.load(tmp_path / "a.limpet"), record(models[name], CRS(nfe=8), name="CRS")
+    kept, own = Trajectory.load(tmp_path / "a.limpet"), record(models[name], second, name=name_of_second)
     assert (kept.header, kept.token_texts, kept.text) == (own.header, own.token_texts, own.text)
     for a, b in zip(kept.frames, own.frames, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
@@ -159,11 +164,12 @@ def test_a_comparison_runs_is_scrubbed_and_comes_back_by_its_link(tab, address, 
     query = urllib.parse.parse_qs(urllib.parse.urlparse(link).query)
     assert query["model"] == [name]
     assert query["seed"] == ["8200"]
-    chosen = {"native": {"nfe": 8, "sampler": "native"}, "CRS": {"nfe": 8, "sampler": "crs"}}
-    assert json.loads(query["samplers"][0]) == chosen
+    chosen = json.loads(query["samplers"][0])
+    assert chosen["native"] == {"nfe": 8, "sampler": "native"}
+    assert limpet.samplers.from_dict(chosen[name_of_second]) == second
     tab.goto("about:blank")
     follow(tab, link)
-    assert (text_of(tab, 0), text_of(tab, 1)) == (native, crs)
+    assert (text_of(tab, 0), text_of(tab, 1)) == (native, other)
 
 
 def test_a_link_restores_every_choice(tab, address):
@@ -228,7 +234,8 @@ def test_stop_keeps_the_frames(tab, tmp_path):
     """A run is stopped half way: its frames stay, can be kept and say that it was stopped; its place is free."""
     permits = threading.Semaphore(3)
     model = Counting(lambda: permits.acquire(timeout=GUARD))
-    app = application(in_this_process(Resources({"counting": model})), Limits(queue=0))
+    samplers = {"native": Native(nfe=16), "CRS": CRS(nfe=16)}  # which share their first calls
+    app = application(in_this_process(Resources({"counting": model})), Limits(queue=0), samplers=samplers)
     with serving(app) as address:
         tab.goto(address)
         tab.click("#run")

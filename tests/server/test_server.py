@@ -287,7 +287,7 @@ def test_bad_samplers_of_a_comparison(client, chosen):
     [
         ({"sed": 1}, "did you mean seed?"),
         ({"sampler": {"sampler": "crs", "horizn": 1}}, "did you mean horizon?"),
-        ({"sampler": {"sampler": "native", "budget": 1}}, "it takes nfe, warmup, "),
+        ({"sampler": {"sampler": "native", "budget": 1}}, "it takes nfe, refresh, warmup, "),
         ({"sampler": {"sampler": "csr"}}, "here are native, crs"),
         ({"fixed": [{"positon": 1}]}, "did you mean position?"),
         ({"n": "2"}, 'n is "2"; it should be a valid integer'),

@@ -153,7 +153,7 @@ class TimeAgnosticNetwork(nn.Module):
 
 
 def run_layer(
-    layer: nn.Module, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None
+    layer: nn.Module, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None = None
 ) -> Tensor:
     """One layer at all positions."""
     return cast(Tensor, layer(x, rotation, clean, None, keep))
