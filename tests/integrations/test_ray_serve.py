@@ -7,7 +7,7 @@ import openai
 import pytest
 
 import limpet
-from limpet import CRS
+from limpet import recommended
 from limpet.errors import LimpetError
 from limpet.integrations import ray_serve
 from limpet.server.http import listen
@@ -59,7 +59,7 @@ def test_two_replicas_answer_while_one_is_killed(address):
         return found.choices[0].text
 
     model = limpet.load("exact:words")
-    expected = [limpet.sample(model, CRS(nfe=16), 1, seed, prompt="moon ").texts[0][5:25] for seed in range(60)]
+    expected = [limpet.sample(model, recommended(16), 1, seed, prompt="moon ").texts[0][5:25] for seed in range(60)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(answer, range(24))) == expected[:24]
         jobs = []
@@ -87,7 +87,7 @@ def test_the_other_routes_and_the_key(address):
     assert [model.id for model in client.models.list()] == ["exact:words"]
     stream = client.completions.create(model="exact:words", prompt="", stream=True, seed=1, extra_body={"nfe": 4})
     text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
-    assert text == limpet.sample(limpet.load("exact:words"), CRS(nfe=4), 1, 1).texts[0]
+    assert text == limpet.sample(limpet.load("exact:words"), recommended(4), 1, 1).texts[0]
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=address, api_key="another", max_retries=0).models.list()
     with pytest.raises(openai.BadRequestError):
