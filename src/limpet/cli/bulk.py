@@ -19,8 +19,8 @@ from limpet.cli.common import (
     Sharpness,
     captioned_sampler,
     err,
-    print_recommended,
     progress,
+    recommended_for,
     show,
 )
 from limpet.cli.sample import parse_fixes
@@ -30,7 +30,6 @@ from limpet.experiments import Store, bulk
 from limpet.experiments.bulk import BulkProgress, BulkRequest
 from limpet.files import read_prompts
 from limpet.generation import SEED
-from limpet.samplers import choose_sampler
 from limpet.samplers.recommended import NFE
 
 QUIET = 30.0  # seconds between two lines of progress where there is no terminal for a bar
@@ -90,8 +89,7 @@ def run(
     fixed = parse_fixes(fix)
     models, store = executing.models(loading), Store(folder)
     if sampler is None:
-        chosen = choose_sampler(None, nfe, sharpness, models.model(model))
-        print_recommended(chosen, sharpness)
+        chosen = recommended_for(models.model(model), nfe, sharpness)
     request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
     executor, threads = executing.executor(loading.device, models)
     begun = printed = time.monotonic()

@@ -123,6 +123,13 @@ def captioned_sampler(sampler: str | None, nfe: int, sharpness: float | None) ->
     return caption, chosen
 
 
+def recommended_for(model: Denoiser, nfe: int | None, sharpness: float | None) -> Sampler:
+    """The recommended sampler, by the dial of the model where it has one of its own; standard error says which."""
+    chosen = choose_sampler(None, nfe, sharpness, model)
+    print_recommended(chosen, sharpness)
+    return chosen
+
+
 def print_recommended(chosen: Sampler, sharpness: float | None) -> None:
     """Say on standard error which sampler a sharpness has chosen."""
     shown = SHARPNESS if sharpness is None else sharpness

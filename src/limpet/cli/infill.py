@@ -12,13 +12,12 @@ from limpet.cli.common import (
     SamplerText,
     Sharpness,
     captioned_sampler,
-    print_recommended,
     progress,
+    recommended_for,
 )
 from limpet.cli.sample import print_texts
 from limpet.cli.streams import print_json
 from limpet.generation import SEED, infill
-from limpet.samplers import choose_sampler
 from limpet.samplers.recommended import NFE
 
 
@@ -56,8 +55,7 @@ def run(
     caption, chosen = captioned_sampler(sampler, nfe, sharpness)
     denoiser = loading.load(model)
     if sampler is None:
-        chosen = choose_sampler(None, nfe, sharpness, denoiser)
-        print_recommended(chosen, sharpness)
+        chosen = recommended_for(denoiser, nfe, sharpness)
     with progress(f"{denoiser.name}, {caption}", n * chosen.nfe) as update:
         report = lambda done, total: update(completed=done)  # noqa: E731
         samples = infill(denoiser, left, right, gap, chosen, n, seed, batch_size, report)

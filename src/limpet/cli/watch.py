@@ -19,13 +19,13 @@ from limpet.cli.common import (
     SamplerTexts,
     Sharpness,
     out,
-    print_recommended,
+    recommended_for,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
 from limpet.recording import terminal
 from limpet.recording.trajectory import Trajectory, follow
-from limpet.samplers import choose_sampler, named_samplers
+from limpet.samplers import named_samplers
 from limpet.samplers.recommended import check_not_both
 
 
@@ -69,8 +69,7 @@ def run(
         check_not_both(sampler, sharpness)
         samplers, denoiser = named_samplers(sampler, nfe), loading.load(model)
         if not samplers:
-            chosen = choose_sampler(None, nfe, sharpness, denoiser)
-            print_recommended(chosen, sharpness)
+            chosen = recommended_for(denoiser, nfe, sharpness)
             samplers = {chosen.caption: chosen}
         trajectories, frames = follow(denoiser, samplers, seed, sample, length, prompt)
     if not out.is_terminal:  # a file or a pipe gets the last frame alone
