@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # it would let every process of the tests compile everything again
+
 .PHONY: demo test test-all check docs site notebooks release clean
 
 demo: .venv/.core
@@ -40,7 +42,7 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 test: check .venv/.engines
-	$(BIN)/pytest -n 2 --durations=10
+	$(BIN)/pytest -n 2 --dist worksteal --durations=10
 
 # One after the other, since some measure time, as a ratio within one run. What lands is held to `make test` (.ci/run).
 test-all: test
