@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 unexport PYTHONDONTWRITEBYTECODE  # it would let every process of the tests compile everything again
 
-.PHONY: demo test test-all check docs site notebooks release clean
+.PHONY: demo test test-all test-hard check docs site notebooks release clean
 
 demo: .venv/.core
 	$(BIN)/limpet compare --precision auto
@@ -47,6 +47,10 @@ test: check .venv/.engines
 # One after the other, since some measure time, as a ratio within one run. What lands is held to `make test` (.ci/run).
 test-all: test
 	$(BIN)/pytest -m long --durations=10
+
+# Three times in a row beside busy loops, in the background, without HOME, in another locale and time zone.
+test-hard: .venv/.dev .venv/.engines
+	$(BIN)/python tools/hard_conditions.py
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
