@@ -81,9 +81,9 @@ def selected(found: Callable, some: bool) -> list[dict]:
 
 
 @pytest.mark.parametrize("found", [of_crs, of_any])
-@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.more)], ids=["some", "all"])
 def test_the_same_tokens_are_drawn(models: dict[str, Denoiser], found: Callable, some: bool) -> None:
-    """With a network a case takes a third of a second, so most of these wait for `make test-all`."""
+    """With a network a case takes a third of a second, so most of these wait for `make test-more`."""
     wrong = []
     for case in selected(found, some):
         stored = {**case, "head_rows": pytest.approx(case["head_rows"], abs=1e-11)}

@@ -1,4 +1,4 @@
-"""Many like cases: `make test` tries a few of them, `make test-all` every one."""
+"""Many like cases: `make test` tries a few of them, `make test-more` the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def thinned(cases: Iterable[Any], every: int = 3) -> list[Any]:
     return [
         case
         if number % every == 0
-        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.long)
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.more)
         for number, case in enumerate(cases)
     ]
 
@@ -26,7 +26,7 @@ def by_backend(names: str, cases: Iterable[tuple[Any, ...]], fused: int = 1) -> 
     found, listed = [], list(cases)
     for name, backend in BACKENDS.items():
         for number, case in enumerate(listed):
-            marks = [pytest.mark.long] if name == "fused" and number >= fused else []
+            marks = [pytest.mark.more] if name == "fused" and number >= fused else []
             found.append(
                 pytest.param(
                     backend, *case, marks=marks, id="-".join(str(getattr(one, "caption", one)) for one in (name, *case))

@@ -36,7 +36,7 @@ SLOW = {"closed-loop", "closed-loop-exact", "closed-loop-mend"}
 BATCH = 50  # sources in each example: 25 examples are 1,250 sources for each statement
 
 
-@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["quick", "all"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.more)], ids=["quick", "all"])
 def tables(request: pytest.FixtureRequest) -> dict[str, list[Check]]:
     """What `limpet paper theory` prints, with or without the slow statements."""
     return {name: statement.checks() for name, statement in STATEMENTS.items() if not (request.param and name in SLOW)}

@@ -251,7 +251,7 @@ def small(phrases: int = 4) -> Mixture:
 MODELS = {"source": small(), "posterior": Posterior(small())}
 FIXED = {3: 2, 4: 6, 17: 0}
 VARIANTS = [
-    pytest.param(name, variant, marks=[pytest.mark.long] * (number > 0))
+    pytest.param(name, variant, marks=[pytest.mark.more] * (number > 0))
     for name, entry in TABLE.items()
     for number, variant in enumerate(entry.variants)
 ]
