@@ -1,10 +1,13 @@
 # make demo: install the core and compare samplers. make test: install and check everything that takes minutes.
-# make test-all: also the tests that take longer. make docs: serve the site. make release: the wheel, checked.
+# make test-more: also the rest of many like cases, as .ci/run does. make test-all: also the tests that take longer.
+# make docs: serve the site. make release: the wheel, checked.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all check docs site notebooks release clean
+unexport PYTHONDONTWRITEBYTECODE  # it would let every process of the tests compile everything again
+
+.PHONY: demo test test-more test-all test-hard check docs site notebooks release clean
 
 demo: .venv/.core
 	$(BIN)/limpet compare --precision auto
@@ -40,11 +43,18 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 test: check .venv/.engines
-	$(BIN)/pytest -n 2 --durations=10
+	$(BIN)/pytest -n 2 --dist worksteal --durations=10
 
-# One after the other, since some measure time, as a ratio within one run. What lands is held to `make test` (.ci/run).
-test-all: test
+test-more: test
+	$(BIN)/pytest -n 2 --dist worksteal -m more --durations=10
+
+# One after the other, since some measure time, as a ratio within one run.
+test-all: test-more
 	$(BIN)/pytest -m long --durations=10
+
+# Three times in a row beside busy loops, in the background, without HOME, in another locale and time zone.
+test-hard: .venv/.dev .venv/.engines
+	$(BIN)/python tools/hard_conditions.py
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

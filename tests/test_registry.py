@@ -158,7 +158,7 @@ print(mine.name, mine.to_dict()["sampler"], mine.caption, samples[0].sampler["sa
 NO_NAME = "Mine is not at the top level of a file, so it cannot be found again by name"
 
 
-@pytest.mark.parametrize("form", ["-c", pytest.param("standard input", marks=pytest.mark.long), "ipython"])
+@pytest.mark.parametrize("form", ["-c", pytest.param("standard input", marks=pytest.mark.more), "ipython"])
 def test_classes_without_a_file_work_and_have_their_own_names(here, form):
     """One warning says that the name cannot be found again."""
     if form == "ipython":

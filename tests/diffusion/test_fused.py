@@ -24,6 +24,7 @@ from limpet.diffusion.rng import CounterRNG, Purpose
 from limpet.generation import Inputs, rollout
 from limpet.models import duo_triton
 from limpet.models.duo import Duo, DuoShape
+from thinned import thinned
 
 trained_like = registry.from_file(f"{Path(__file__).parents[2] / 'tools/trained_like.py'}:trained_like")
 SUPPORTS = {"full": {}, "top-p": {"top_p": 0.8}, "paper": {"top_p": 0.8, "boundary": "paper"}, "point": {"top_p": 0.05}}
@@ -98,7 +99,8 @@ def test_every_support() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "dtype"), [(0.5, torch.bfloat16), (1.3, torch.bfloat16), (1.0, torch.float32), (1.3, torch.float64)]
+    ("temperature", "dtype"),
+    thinned([(0.5, torch.bfloat16), (1.3, torch.bfloat16), (1.0, torch.float32), (1.3, torch.float64)]),
 )
 def test_posteriors_and_temperatures(temperature: float, dtype: torch.dtype) -> None:
     """With and without top-p; the evidence is removed from a posterior first."""
@@ -180,7 +182,7 @@ def test_samples_may_have_seeds_of_their_own() -> None:
     seeds = torch.tensor([0, -1, 8200, 2**62 + 11], device=DEVICE)
     rng = CounterRNG(seeds, torch.tensor([5, 6, 6, 0], device=DEVICE))
     for support in SUPPORTS.values():
-        agree(*drawn_case(9, (4, 16, 19), rng=rng, **support))
+        agree(*drawn_case(9, (4, 5, 19), rng=rng, **support))
 
 
 def test_a_plan_names_the_needed_rows_and_fills_in_the_others() -> None:

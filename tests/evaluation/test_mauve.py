@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from limpet.evaluation import metrics
 from limpet.evaluation.metrics.mauve import NODES, SCALE, _reduce
+from thinned import thinned
 
 parts = sys.modules["mauve.compute_mauve"]  # the package gives its function the module's name
 
@@ -69,7 +70,7 @@ def test_clear_clusters_do_not_depend_on_the_seed():
     np.testing.assert_allclose(metrics.mauve(ours, real, buckets=4), found.mauve, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.15, 0.3, 0.5])
+@pytest.mark.parametrize("shift", thinned([0.3, 0.0, 0.15, 0.5]))
 def test_over_seeds_the_whole_agrees(shift):
     """The two draw different clusterings, and scores differ by .01 to .04 between seeds. Over 30 seeds each, the means
     are within .03, and within four standard errors of their difference."""

@@ -19,6 +19,7 @@ from limpet.models.exact_sources import source
 from limpet.paper.studies import preset, study
 from limpet.samplers import CRS, Native, State, available, param, params
 from study_cases import BASE, NATIVE, no_report
+from thinned import thinned
 
 WORDS = source("exact:words")
 
@@ -128,12 +129,12 @@ def test_a_parameter_that_takes_one_value_says_so(kind, name):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
+    thinned(
         (kind, name)
         for kind in available()
         for name in params(available()[kind])
         if (kind, name) not in FIXED and name != "refresh"  # which a source takes at 1 alone
-    ],
+    ),
 )
 def test_a_sampler_that_differs_in_one_parameter_gives_what_it_gives_alone(tmp_path, kind, name):
     """Of every parameter of every sampler, also beside the sampler with its defaults."""

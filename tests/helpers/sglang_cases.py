@@ -41,7 +41,7 @@ class StubFinder:
 def load_sglang() -> None:
     """Make SGLang importable, and load its plugins as its processes do: limpet is one of them."""
     if not (FOLDER / "sglang").is_dir():
-        pytest.skip("SGLang is not here: make .venv/.engines", allow_module_level=True)
+        pytest.skip("SGLang is not here: make .venv/.engines")
     transformers = pytest.importorskip("transformers")
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))

@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 
 import limpet
@@ -13,9 +12,6 @@ from limpet.integrations import ray_serve
 from limpet.server.http import listen
 from served import GUARD, wait_for
 
-ray = pytest.importorskip("ray")
-serve = pytest.importorskip("ray.serve")
-
 
 def test_an_option_that_does_not_exist():
     with pytest.raises(LimpetError, match="there is no option 'modles': give models, replicas"):
@@ -24,6 +20,7 @@ def test_an_option_that_does_not_exist():
 
 @pytest.fixture(scope="module")
 def address():
+    ray, serve = pytest.importorskip("ray"), pytest.importorskip("ray.serve")
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=40)
@@ -36,6 +33,8 @@ def address():
 
 def replicas():
     """The actors of the replicas, by name."""
+    import ray
+
     named = ray.util.list_named_actors(all_namespaces=True)
     return {one["name"]: one["namespace"] for one in named if one["name"].startswith("SERVE_REPLICA::")}
 
@@ -43,6 +42,9 @@ def replicas():
 @pytest.mark.long
 def test_two_replicas_answer_while_one_is_killed(address):
     """Every request gets one answer: the library's text, or an error. After the kill, the other replica answers all."""
+    import openai
+    import ray
+
     client = openai.OpenAI(base_url=address, api_key="k", max_retries=0, timeout=GUARD)
     killed, answered, lock = threading.Event(), {"before": 0, "ids": set()}, threading.Lock()
 
@@ -83,6 +85,8 @@ def test_two_replicas_answer_while_one_is_killed(address):
 
 @pytest.mark.long
 def test_the_other_routes_and_the_key(address):
+    import openai
+
     client = openai.OpenAI(base_url=address, api_key="k", max_retries=0, timeout=GUARD)
     assert [model.id for model in client.models.list()] == ["exact:words"]
     stream = client.completions.create(model="exact:words", prompt="", stream=True, seed=1, extra_body={"nfe": 4})

@@ -25,21 +25,31 @@ from limpet.models.loading import load
 from limpet.samplers import as_sampler
 from sglang_cases import load_sglang
 
-load_sglang()
-
-from sglang.srt.dllm import algorithm as algorithms  # noqa: E402
-from sglang.srt.dllm.algorithm.gemma4_renoise import Gemma4Renoise  # noqa: E402
-from sglang.srt.dllm.config import DllmConfig  # noqa: E402
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
-from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-
-from limpet.integrations.sglang import CanvasAlgorithm, register  # noqa: E402
-
 pytestmark = pytest.mark.usefixtures("offline")
+sgl: Any = None  # SGLang's names that the tests use
 CALLS = 8
 BEGINNINGS = ("native temperature", "crs budget", "mend budget", "gibbs predictor", "entropy-bound bound")
 TEXTS = [text for text in SAMPLER_TEXTS if text.partition("=")[0] in BEGINNINGS]
 PROMPTS = [PROMPT, PROMPT[:5], [2, 70, 71, 72]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _import_sglang() -> None:
+    """It takes seconds, so only the process that runs these tests does it."""
+    global sgl
+    load_sglang()
+    from sglang.srt.dllm import algorithm
+    from sglang.srt.dllm.algorithm.gemma4_renoise import Gemma4Renoise
+    from sglang.srt.dllm.config import DllmConfig
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from limpet.integrations.sglang import CanvasAlgorithm, register
+
+    sgl = SimpleNamespace(
+        algorithm=algorithm, Gemma4Renoise=Gemma4Renoise, DllmConfig=DllmConfig, ForwardBatch=ForwardBatch,
+        ForwardMode=ForwardMode, HookRegistry=HookRegistry, CanvasAlgorithm=CanvasAlgorithm, register=register,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +67,18 @@ def _fake_init_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def init_new(cls: Any, batch: Any, runner: Any) -> Any:
         size, zeros = len(batch.reqs), torch.zeros(len(batch.reqs), dtype=torch.long)
         return cls(
-            forward_mode=ForwardMode.DLLM_EXTEND, batch_size=size, seq_lens_sum=0, req_pool_indices=zeros,
+            forward_mode=sgl.ForwardMode.DLLM_EXTEND, batch_size=size, seq_lens_sum=0, req_pool_indices=zeros,
             seq_lens=zeros, out_cache_loc=zeros, input_ids=torch.zeros(size * CANVAS, dtype=torch.long),
             rids=[one.rid for one in batch.reqs],
         )  # fmt: skip
 
-    monkeypatch.setattr(ForwardBatch, "init_new", classmethod(init_new))
-    monkeypatch.setattr(CanvasAlgorithm, "takes_seeds", False)
-    HookRegistry.reset()
-    register()
-    HookRegistry.apply_hooks()
+    monkeypatch.setattr(sgl.ForwardBatch, "init_new", classmethod(init_new))
+    monkeypatch.setattr(sgl.CanvasAlgorithm, "takes_seeds", False)
+    sgl.HookRegistry.reset()
+    sgl.register()
+    sgl.HookRegistry.apply_hooks()
     yield
-    HookRegistry.reset()
+    sgl.HookRegistry.reset()
 
 
 class Runner:
@@ -98,7 +108,7 @@ class Runner:
 
 def configured(fdfo: bool = False, **settings: Any) -> Any:
     """The algorithm as SGLang makes it, from the settings of a YAML file."""
-    return DllmConfig(
+    return sgl.DllmConfig(
         algorithm="Gemma4Renoise", algorithm_config=yaml.safe_load(yaml.safe_dump(settings)), block_size=CANVAS,
         mask_id=-1, max_running_requests=4, first_done_first_out_mode=fdfo, requires_separate_context_encoding=True,
     )  # fmt: skip
@@ -125,13 +135,13 @@ def extend(one: Any, tokens: list[int]) -> None:
 def run(algorithm: Any, config: Any, runner: Runner, requests: list[Any]) -> Any:
     """One scheduler-visible run over a batch."""
     runner.contexts = [one.context for one in requests]
-    batch = ForwardBatch.init_new(SimpleNamespace(reqs=requests, dllm_config=config), runner)
+    batch = sgl.ForwardBatch.init_new(SimpleNamespace(reqs=requests, dllm_config=config), runner)
     return algorithm.run(runner, batch, [one.state for one in requests] if algorithm.fdfo else None)
 
 
 def served(gemma: Gemma, config: Any, requests: list[Any], canvases: int = 2) -> list[list[int]]:
     """The tokens of each request, canvas by canvas, all requests in one batch."""
-    algorithm, runner = algorithms.get_algorithm(config), Runner(gemma)
+    algorithm, runner = sgl.algorithm.get_algorithm(config), Runner(gemma)
     for _ in range(canvases):
         _, tokens, *_ = run(algorithm, config, runner, requests)
         for one, own in zip(requests, tokens, strict=True):
@@ -164,7 +174,7 @@ def test_a_request_has_the_tokens_of_reply(gemma: Gemma, text: str) -> None:
 def test_a_request_that_joins_others_midway_has_the_same_tokens(gemma: Gemma, text: str) -> None:
     """First done, first out: requests are at different calls of different canvases in one batch."""
     config = configured(fdfo=True, sampler=f"{text} nfe={CALLS}", seed=SEED)
-    algorithm, runner = algorithms.get_algorithm(config), Runner(gemma)
+    algorithm, runner = sgl.algorithm.get_algorithm(config), Runner(gemma)
     requests = [request(gemma, prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     done: list[Any] = []
     for round_ in range(1000):
@@ -197,7 +207,7 @@ def test_a_sampler_that_finishes_early_saves_calls(tmp_path: Path) -> None:
     assert isinstance(gemma, Gemma)
     text = "entropy-bound nfe=40 bound=.1 settled=5 distribution=predicted"
     config = configured(sampler=text, seed=SEED)
-    algorithm, runner = algorithms.get_algorithm(config), Runner(gemma)
+    algorithm, runner = sgl.algorithm.get_algorithm(config), Runner(gemma)
     _, tokens, *_ = run(algorithm, config, runner, [request(gemma, PROMPT, 1)])
     alone = reply(gemma, text, 1, SEED, CANVAS, PROMPT, first=1)
     assert runner.forwards == alone.nfe < 40
@@ -207,8 +217,8 @@ def test_a_sampler_that_finishes_early_saves_calls(tmp_path: Path) -> None:
 def test_without_a_sampler_it_is_sglangs_own(gemma: Gemma) -> None:
     for settings in ({}, {"max_denoising_steps": 3, "seed": 4}):
         config = configured(**settings)
-        ours, theirs = algorithms.get_algorithm(config), Gemma4Renoise(config)
-        assert type(ours) is CanvasAlgorithm
+        ours, theirs = sgl.algorithm.get_algorithm(config), sgl.Gemma4Renoise(config)
+        assert type(ours) is sgl.CanvasAlgorithm
         outputs = [run(one, config, Runner(gemma), [request(gemma, PROMPT, None, "a")])[1][0] for one in (ours, theirs)]
         assert torch.equal(*outputs)
     assert "sampling_seed" in config.validate_request(request(gemma, PROMPT, 3))
@@ -216,7 +226,7 @@ def test_without_a_sampler_it_is_sglangs_own(gemma: Gemma) -> None:
 
 def test_what_a_request_may_ask_for(gemma: Gemma) -> None:
     config = configured(sampler="crs nfe=4")
-    algorithms.get_algorithm(config)
+    sgl.algorithm.get_algorithm(config)
     seeded = request(gemma, PROMPT, 3)
     assert config.validate_request(seeded) is None
     assert seeded.sampling_params.sampling_seed == 3
@@ -239,15 +249,15 @@ def test_what_a_request_may_ask_for(gemma: Gemma) -> None:
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(LimpetError, match=match):
-        algorithms.get_algorithm(configured(**settings))
+        sgl.algorithm.get_algorithm(configured(**settings))
 
 
 def test_sglang_finds_limpet_by_its_entry_point() -> None:
     """`load_plugins`, which every process of SGLang calls, has put limpet's class in place."""
-    assert algorithms.algo_name_to_cls["Gemma4Renoise"] is CanvasAlgorithm
+    assert sgl.algorithm.algo_name_to_cls["Gemma4Renoise"] is sgl.CanvasAlgorithm
 
 
 def test_the_page_has_the_file_that_the_test_reads(gemma: Gemma) -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     settings = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
-    assert algorithms.get_algorithm(configured(**settings)).sampler == as_sampler(settings["sampler"])
+    assert sgl.algorithm.get_algorithm(configured(**settings)).sampler == as_sampler(settings["sampler"])

@@ -21,6 +21,7 @@ from limpet.models.duo_triton import FusedBackbone
 from limpet.models.networks import AlignedHead, set_precision
 
 trained_like = registry.from_file(f"{Path(__file__).parents[2] / 'tools/trained_like.py'}:trained_like")
+POSITIONS = 24 if DEVICE == "cpu" else 48  # where memory is counted
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 
@@ -107,10 +108,10 @@ def test_the_fused_backbone_frees_what_it_has_read(hidden: int, some: bool, monk
     Modulations and smaller tensors take less than one more."""
     for name in ("MAX_WHOLE", "MAX_GRAPH"):
         monkeypatch.setattr(duo_triton, name, 0)
-    shape = DuoShape(vocab_size=19, length=48, width=64, blocks=2, heads=2, cond=8, hidden=hidden * 64)
+    shape = DuoShape(vocab_size=19, length=POSITIONS, width=64, blocks=2, heads=2, cond=8, hidden=hidden * 64)
     body = FusedBackbone(random_network(shape))
-    body._angles(48)  # cached
-    tokens = torch.randint(shape.vocab_size, (1, 48), generator=random_generator(2), device=DEVICE)
+    body._angles(POSITIONS)  # cached
+    tokens = torch.randint(shape.vocab_size, (1, POSITIONS), generator=random_generator(2), device=DEVICE)
     index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE) if some else None
     with torch.inference_mode(), Held(collect=DEVICE == "cpu") as held:
         body(tokens, torch.full((1,), 0.5, device=DEVICE), lambda: index)
@@ -130,10 +131,10 @@ def test_float8_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float8, "multiply", product)
     for name in ("MAX_WHOLE", "MAX_GRAPH"):
         monkeypatch.setattr(duo_triton, name, 0)
-    network = random_network(DuoShape(vocab_size=19, length=48, width=64, blocks=2, heads=2, cond=8, hidden=256))
+    network = random_network(DuoShape(vocab_size=19, length=POSITIONS, width=64, blocks=2, heads=2, cond=8, hidden=256))
     set_precision(network, torch.bfloat16)
     body = FusedBackbone(in_float8(network))
-    tokens = torch.randint(19, (1, 48), generator=random_generator(2), device=DEVICE)
+    tokens = torch.randint(19, (1, POSITIONS), generator=random_generator(2), device=DEVICE)
     index = torch.arange(tokens.numel(), dtype=torch.int32, device=DEVICE)
     for rows in (None, index):
         with torch.inference_mode(), Held(collect=DEVICE == "cpu") as held:

@@ -332,6 +332,7 @@ def run_and_report(names, store):
     return summaries
 
 
+@pytest.mark.more
 def test_every_study_of_the_paper_runs_and_reports(tmp_path):
     summaries = run_and_report([*IN_PAPER, "interleave"], Store(tmp_path))
     assert summaries["matched"].computed == summaries["continuation"].computed == 0

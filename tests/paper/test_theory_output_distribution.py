@@ -29,6 +29,7 @@ from limpet.paper.theory.problems import (
     truth,
 )
 from limpet.samplers import Sampler, parse
+from thinned import thinned
 
 EPS, FLOOR = 1e-5, 1e-3
 Row = tuple[tuple[int, int | None, int | None], ...]  # of each position: token, committed token, call of the commitment
@@ -292,29 +293,31 @@ def p_value(source: Source, probs: torch.Tensor, sampler: Sampler, n: int = 20_0
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "native top_p=.8 final_step=argmax",
-        "native temperature=.8",
-        "native interleave=true grid=quadratic",
-        "crs spacing=0",
-        "crs spacing=1 horizon=2",
-        "crs spacing=0 final_step=sample",
-        "crs spacing=0 final_step=keep",
-        "crs spacing=0 final_step=keep horizon=1",
-        "crs spacing=0 horizon=3 budget=.2 values=refreshed top_p=.8 write=both",
-        "mend spacing=0 interleave=true",
-        "psi rule=constant eta=.5 final_step=argmax",
-        "psi rule=loop eta=.05",
-        "ddim top_p=.8 final_step=argmax",
-        "ddim stay=.4",
-        "gibbs predictor=native,final_step=argmax",
-        "gibbs positions=2 corrections=2 predictor=psi,rule=constant,eta=.3",
-        "gibbs choose=margin predictor=native,temperature=.8",
-        "gibbs choose=margin tau=.3 positions=2",
-        "gibbs choose=margin positions=3 predictor=crs,spacing=0",
-        "gibbs predictor=crs,spacing=1,horizon=1",
-        "gibbs predictor=mend,warmup=.5,spacing=0,budget=3,late_top_p=1",
-    ],
+    thinned(
+        [
+            "native top_p=.8 final_step=argmax",
+            "native temperature=.8",
+            "native interleave=true grid=quadratic",
+            "crs spacing=0",
+            "crs spacing=1 horizon=2",
+            "crs spacing=0 final_step=sample",
+            "crs spacing=0 final_step=keep",
+            "crs spacing=0 final_step=keep horizon=1",
+            "crs spacing=0 horizon=3 budget=.2 values=refreshed top_p=.8 write=both",
+            "mend spacing=0 interleave=true",
+            "psi rule=constant eta=.5 final_step=argmax",
+            "psi rule=loop eta=.05",
+            "ddim top_p=.8 final_step=argmax",
+            "ddim stay=.4",
+            "gibbs predictor=native,final_step=argmax",
+            "gibbs positions=2 corrections=2 predictor=psi,rule=constant,eta=.3",
+            "gibbs choose=margin predictor=native,temperature=.8",
+            "gibbs choose=margin tau=.3 positions=2",
+            "gibbs choose=margin positions=3 predictor=crs,spacing=0",
+            "gibbs predictor=crs,spacing=1,horizon=1",
+            "gibbs predictor=mend,warmup=.5,spacing=0,budget=3,late_top_p=1",
+        ]
+    ),
 )
 def test_samples_follow_the_distribution(text: str) -> None:
     _, sampler = parse(text, nfe=8)
@@ -336,7 +339,7 @@ REVISIONS = [
 ]
 
 
-@pytest.mark.parametrize("changes", REVISIONS, ids=str)
+@pytest.mark.parametrize("changes", thinned(REVISIONS), ids=str)
 def test_samples_of_mend_follow_the_distribution(changes: dict) -> None:
     """The revisions change the distribution by more than a hundredth; without them it is that of CRS."""
     source = Markov(torch.tensor([0.55, 0.45]), torch.tensor([[0.85, 0.15], [0.2, 0.8]]), 4)
@@ -440,7 +443,7 @@ DISTANCES = {  # total variation on the Markov source with 16, 64 and 256 calls
 }
 
 
-@pytest.mark.parametrize("text", DISTANCES)
+@pytest.mark.parametrize("text", thinned(DISTANCES))
 def test_distances_to_the_data_distribution_are_those_known(text: str) -> None:
     for nfe, known in zip((16, 64, 256), DISTANCES[text], strict=True):
         exact = output_distribution(chain(5), parse(text, nfe=nfe)[1])

@@ -32,13 +32,14 @@ from limpet.paper.theory.output_distribution import output_distribution
 from limpet.paper.theory.problems import RANDOM, chain, large, product, random_distributions, random_words, tiny, truth
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()
+SLOW = {"closed-loop", "closed-loop-exact", "closed-loop-mend"}
 BATCH = 50  # sources in each example: 25 examples are 1,250 sources for each statement
 
 
-@pytest.fixture(scope="module")
-def tables() -> dict[str, list[Check]]:
-    """What `limpet paper theory` prints."""
-    return {name: statement.checks() for name, statement in STATEMENTS.items()}
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.more)], ids=["quick", "all"])
+def tables(request: pytest.FixtureRequest) -> dict[str, list[Check]]:
+    """What `limpet paper theory` prints, with or without the slow statements."""
+    return {name: statement.checks() for name, statement in STATEMENTS.items() if not (request.param and name in SLOW)}
 
 
 def violations(rows: list[Check] | Check) -> set[str]:
@@ -406,16 +407,19 @@ def test_every_statement_is_checked_on_random_sources_and_meets_equality(tables:
 
 def test_the_page_shows_what_is_measured(tables: dict[str, list[Check]]) -> None:
     known = {(row.statement, row.source): row for rows in tables.values() for row in rows}
-    shown = 0
+    complete, shown = len(tables) == len(STATEMENTS), 0
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.replace(r"\|", "\0").strip("|").split("|")]
         if line.startswith("|") and len(cells) == 6 and cells[3] in ("<=", "<", "=", "~"):
-            row = known[cells[0].replace("\0", "|"), cells[1]]
+            row = known.get((cells[0].replace("\0", "|"), cells[1]))
+            if row is None and not complete:
+                continue
+            assert row is not None, line
             assert float(cells[2]) == pytest.approx(row.left, rel=0.02, abs=1e-6), row
             assert float(cells[4]) == pytest.approx(row.right, rel=0.02, abs=1e-6), row
             assert cells[5] == row.verdict, row
             shown += 1
-    assert shown > 100
+    assert shown > (100 if complete else 50)
 
 
 def test_the_page_lists_every_statement() -> None:

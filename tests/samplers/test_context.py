@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from limpet.models import Denoiser, ModelInput, WrappedDenoiser
 from limpet.models.exact import Mixture
 from limpet.models.exact_sources import source
 from limpet.samplers import Context, StepInfo
+from thinned import by_backend
 
 VOCAB, LENGTH = 7, 8
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # Triton's interpreter, from nan
@@ -76,8 +78,7 @@ def inputs_of(model: Denoiser, backend: Backend | None = None, first: int = 0, t
 # Non-finite logits
 
 
-@every_backend
-@pytest.mark.parametrize(("spoil", "call"), [("nan", 0), ("nan", 4), *((spoil, 2) for spoil in NON_FINITE)])
+@by_backend("spoil call", [("nan", 2), ("nan", 0), ("nan", 4), *((spoil, 2) for spoil in [*NON_FINITE][1:])])
 def test_non_finite_logits_are_located(backend: Backend, spoil: str, call: int) -> None:
     """By call, sample and position. A backend that does not wait for the device reports them one call later, or at the
     end."""
@@ -93,9 +94,7 @@ def test_non_finite_logits_are_located(backend: Backend, spoil: str, call: int) 
     assert model.calls in ((call + 1, call + 2) if is_late else (call + 1,))
 
 
-@every_backend
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.caption)
-@pytest.mark.parametrize("convert", [False, True])
+@by_backend("sampler convert", itertools.product(SAMPLERS, [True, False]))
 def test_all_logits_that_are_read_are_checked(backend: Backend, sampler: Sampler, convert: bool) -> None:
     """CRS inspects every position in the first call after warmup."""
     model = Logits(sampler.warmup_calls, row=0, position=3, spoil=NON_FINITE["nan"], convert=convert)
@@ -110,8 +109,7 @@ def test_the_location_is_that_of_all_batches(backend: Backend) -> None:
         limpet.sample(model, CRS(nfe=5, warmup=0.0), n=6, batch_size=2, backend=backend)
 
 
-@every_backend
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@by_backend("temperature", [(0.5,), (1.0,)])
 def test_impossible_tokens_are_no_error(backend: Backend, temperature: float) -> None:
     """Some logits of -inf, even all but one, are valid, and those tokens are never drawn."""
 
@@ -249,8 +247,7 @@ def equal(one: Outcome, other: Outcome) -> bool:
     return all(a is b is None or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@every_backend
-@pytest.mark.parametrize("convert", [False, True])
+@by_backend("convert", [(True,), (False,)])
 def test_transitions_in_one_call_equal_each_alone(backend: Backend, convert: bool) -> None:
     """The backbone runs once, where any of them needs it; everywhere if one needs every position."""
     model = Recording(Logits(convert=convert))

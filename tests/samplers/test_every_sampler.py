@@ -250,7 +250,11 @@ def small(phrases: int = 4) -> Mixture:
 
 MODELS = {"source": small(), "posterior": Posterior(small())}
 FIXED = {3: 2, 4: 6, 17: 0}
-VARIANTS = [(name, variant) for name, entry in TABLE.items() for variant in entry.variants]
+VARIANTS = [
+    pytest.param(name, variant, marks=[pytest.mark.more] * (number > 0))
+    for name, entry in TABLE.items()
+    for number, variant in enumerate(entry.variants)
+]
 LIMITS = [(name, *limit) for name, entry in TABLE.items() for limit in entry.limits]
 
 

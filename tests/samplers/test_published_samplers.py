@@ -42,6 +42,7 @@ from limpet.models import Denoiser, ModelInput
 from limpet.models.exact import Markov, codebook
 from limpet.paper.theory.problems import chain, probs_at, product, sequences, truth
 from limpet.samplers import State
+from thinned import by_backend
 
 SEED = 8200
 FIXED = {0: 3, 1: 5, 9: 2}
@@ -123,8 +124,7 @@ def test_a_sample_stops_when_its_transcription_does(sampler: Any) -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="exact sources are on the CPU")
-@pytest.mark.parametrize("predicts", ["leave-one-out", "posterior"])
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
+@by_backend("predicts", [("leave-one-out",), ("posterior",)])
 def test_guidance_of_weight_0_is_native_with_half_the_calls(backend: Any, predicts: str) -> None:
     """Bit for bit, with an even and an odd number of calls, also for a model that gives some tokens no mass."""
     words = torch.tensor([[0, 1, 2, 1, 0, 2], [2, 2, 0, 0, 1, 1], [1, 0, 2, 2, 1, 0]])

@@ -19,6 +19,7 @@ from limpet.models import Denoiser
 from limpet.models.exact import Mixture
 from limpet.samplers import Context, Param, StepInfo, param, params
 from limpet.samplers.crs import OPEN, Memory
+from thinned import thinned
 
 GENERATOR = torch.Generator().manual_seed(21)
 SMALL = Mixture(torch.rand(4, generator=GENERATOR) + 0.01, (torch.rand(4, 4, 5, generator=GENERATOR) + 0.01) ** 4, 3)
@@ -28,7 +29,9 @@ DETAILED = (Native, CRS, Mend)  # they state for each parameter from which call 
 OTHERS = [kind for kind in samplers.available().values() if kind not in DETAILED]
 # A source takes no refresh above 1.
 PARAMETERS = [(kind, name) for kind in DETAILED for name in params(kind) if name != "refresh"]
-every_parameter = pytest.mark.parametrize(("kind", "name"), PARAMETERS, ids=lambda one: getattr(one, "__name__", one))
+every_parameter = pytest.mark.parametrize(
+    ("kind", "name"), thinned(PARAMETERS), ids=lambda one: getattr(one, "__name__", one)
+)
 
 
 def values_of(one: Param) -> st.SearchStrategy[Any]:
@@ -112,7 +115,7 @@ def test_samplers_that_differ_in_one_parameter(kind: type[Sampler], name: str, d
     assert (one.shared_calls(other) == one.nfe) == (one == other)
 
 
-@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", thinned(OTHERS, 2), ids=lambda kind: kind.__name__)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_the_other_samplers(kind: type[Sampler], data: st.DataObject) -> None:
