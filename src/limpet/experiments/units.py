@@ -23,7 +23,7 @@ from limpet.evaluation.judges import CONVENTIONS, source_judge
 from limpet.evaluation.metrics import METRICS
 from limpet.evaluation.statistics import numbers
 from limpet.experiments.model_cache import ModelCache, provenance
-from limpet.experiments.store import UnitPaths, canonical_json, digest, unit_key
+from limpet.experiments.store import UnitPaths, canonical_json, digest, unit_key, unit_paths
 from limpet.experiments.study import Cell, Probe, Prompts, Study
 from limpet.files import read_prompts, read_text
 from limpet.generation import prompt_tokens
@@ -56,9 +56,14 @@ class Unit(ABC):
         return unit_key(self.facts)
 
     @property
-    def paths(self) -> UnitPaths | None:
-        """Its files in the store, if they have names of their own."""
-        return None
+    def size(self) -> int:
+        """How much it counts of what a run has done."""
+        return 1
+
+    @property
+    def paths(self) -> UnitPaths:
+        """Its files in the store."""
+        return unit_paths(self.key)
 
     @property
     @abstractmethod

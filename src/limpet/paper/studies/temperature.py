@@ -101,13 +101,13 @@ class TemperatureFit(NamedTuple):
     residual: Tensor  # KL(mu || nu_beta)
 
 
-def fit(log_mu: Tensor, log_nu: Tensor, bisections: int = BISECTIONS) -> TemperatureFit:
+def fit(log_mu: Tensor, log_nu: Tensor) -> TemperatureFit:
     """The beta in [0, 4096] that minimises KL(mu || nu_beta), for (R, V) float64 log-probabilities.
 
     The objective is convex with slope E_{nu_beta}[ln nu] - E_mu[ln nu]; its zero is found by bisection."""
     target = mean_log(log_mu, log_nu)
     low, high = torch.zeros_like(target), torch.full_like(target, LARGEST)
-    for _ in range(bisections):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         short = mean_log(tempered(log_nu, middle), log_nu) < target
         low, high = torch.where(short, middle, low), torch.where(short, high, middle)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limpet.paper.studies import temperature
 from limpet.paper.theory import problems
 from limpet.paper.theory.checks import Check, worst_case
 from limpet.paper.theory.problems import RANDOM, divergence, random_distributions, total_variation
 
-BISECTIONS = 100  # until float64 is exhausted
+LARGEST = 1e4  # the largest inverse temperature that the fit considers
 
 
 def tempered(probs: Tensor, beta: Tensor) -> Tensor:
@@ -25,9 +24,18 @@ def variance(probs: Tensor, beta: Tensor) -> Tensor:
 
 
 def fit(probs: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """The beta >= 0 at which nu_beta is nearest to `other`, and the residual KL(other || nu_beta): the audit's fit."""
-    beta, _, residual = temperature.fit(other.log(), probs.log(), BISECTIONS)
-    return beta, residual
+    """The beta >= 0 at which nu_beta is nearest to `other`, and the residual KL(other || nu_beta).
+
+    The objective is convex, so its slope E_{nu_beta}[ln nu] - E_other[ln nu] increases. Bisection finds its zero."""
+    log = probs.log()
+    target = (other * log).sum(-1)
+    low, high = torch.zeros_like(target), torch.full_like(target, LARGEST)
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_low = (tempered(probs, middle) * log).sum(-1) < target
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    beta = torch.where(log.mean(-1) >= target, 0.0, (low + high) / 2)  # 0 where the slope is positive already at 0
+    return beta, divergence(other, tempered(probs, beta))
 
 
 def check_characterisation(name: str, probs: Tensor, other: Tensor, beta: Tensor) -> list[Check]:
