@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -203,10 +204,7 @@ def for_each(named: Mapping[str, S], function: Callable[[S], T]) -> list[T]:
 
 def write_reports(found: list[Results], folder: Path, with_index: bool) -> list[Path]:
     """Write each report into a folder of its own, and an index over all that are there; returns the pages."""
-
-    def warn(sentence: str) -> None:
-        err.print(sentence, markup=False, soft_wrap=True)
-
+    warn = partial(err.print, markup=False, soft_wrap=True)
     in_index = with_index or (folder / "index.html").is_file()
     pages = [report.write_report(results, folder / results.study.full_name, in_index, warn) for results in found]
     if with_index:
