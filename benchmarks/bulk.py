@@ -25,8 +25,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import limpet
-from limpet.experiments import Executor, ModelCache, Store, local, processes, provenance
-from limpet.experiments.bulk import BulkProgress, BulkRequest, generate
+from limpet.experiments import Executor, ModelCache, RunProgress, Store, local, processes, provenance
+from limpet.experiments.bulk import BulkRequest, generate
 from limpet.models.networks import PRECISIONS
 from limpet.samplers import parse
 
@@ -37,7 +37,7 @@ def rate(
     """Samples per second after the first `skip` parts, and the tokens of all samples."""
     times: list[tuple[float, int]] = []
 
-    def on_progress(progress: BulkProgress) -> None:
+    def on_progress(progress: RunProgress) -> None:
         times.append((time.perf_counter(), progress.done))
 
     with tempfile.TemporaryDirectory() as folder:

@@ -202,6 +202,22 @@ def places(times: dict[str, Any], results: Results, preset: Preset, role: str, f
     return found
 
 
+def sufficient(
+    results: Results, preset: Preset, samplers: pareto.SamplersByCalls, role: str, final_step: str
+) -> dict[tuple[int, str, str], Estimate]:
+    """The samplers that suffice without mixing, by calls and family, with their delta NLL: their entropy is at least
+    the released sampler's, and their NLL is lower with the confidence of every finding."""
+    base = f"{role}/{pareto.released_cell(preset, final_step)}"
+    found = {}
+    for nfe, families in samplers.items():
+        for family, text in ((family, text) for family, texts in families.items() for text in texts):
+            cells = f"{role}/{nfe}/{text}", base
+            lower = results.contrast(*cells)
+            if results.contrast(*cells, measure="entropy").mean >= 0 and below("", lower).outcome == "holds":
+                found[nfe, family, text] = lower
+    return found
+
+
 def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterator[Cheapest]:
     """By model and final step of the study: the fastest mixture, and the fastest single sampler if there is one."""
     own = samplers_of(times, preset)
@@ -217,7 +233,7 @@ def cheapest(times: dict[str, Any], results: Results, preset: Preset) -> Iterato
                 reached.append(Cheapest(*common, mixture.shares, nfe, delta, taken))
         alone = [
             Cheapest(*common, {text: 1.0}, nfe, delta, taken)
-            for (nfe, family, text), delta in pareto.sufficient(results, preset, own, role, final_step).items()
+            for (nfe, family, text), delta in sufficient(results, preset, own, role, final_step).items()
             if (taken := seconds(times, nfe, own[nfe][family], text)) is not None
         ]
         itself = pareto.RELEASED[final_step]

@@ -173,13 +173,16 @@ def temperature_table(results: Results) -> Table:
     return table("temperature", f"Percent; {size_of(results)}", head, rows)
 
 
+VALUES = {"argmax": "argmax", "second": "second-ranked", "nucleus": "top-p=0.9 alternative", "refreshed": "refreshed"}
+
+
 def values_table(results: Results) -> Table:
-    cells = list({**values.VALUES, **values.REFRESHED})
+    cells = list({**VALUES, **values.REFRESHED})
     ppl, entropy = ([with_error(results(cell, name)) for cell in cells] for name in ("ppl", "entropy"))
     delta = ["", *(signed(results.contrast(cell, "argmax")) for cell in cells[1:])]
     there = [PRINTED.get(cell, {}).get("ppl", "") for cell in cells]
     rows = {DISTILLED: ppl, "delta NLL against argmax": delta, "entropy": entropy, CHECKPOINT: there}
-    head = ("", *values.VALUES, "half as often", "interleaved")
+    head = ("", *VALUES, "half as often", "interleaved")
     caption = f"GenPPL, lower is better; {size_of(results)}"
     return table("values", caption, head, [[name, *row] for name, row in rows.items()])
 

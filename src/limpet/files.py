@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import lzma
 import os
 import re
 import stat
@@ -86,7 +87,7 @@ def write_file(path: Name, data: bytes | str) -> None:
 
 
 def read_text(path: Name, advice: str) -> str:
-    """The text of a file, or of standard input for "-", without a byte-order mark.
+    """The text of a file, plain or .xz, or of standard input for "-", without a byte-order mark.
 
     `advice` ends the error for a file that cannot be read."""
     try:
@@ -95,8 +96,9 @@ def read_text(path: Name, advice: str) -> str:
         if os.fspath(path).startswith(INHERITED):
             return Path(path).read_bytes().decode("utf-8-sig")
         with open_regular(path) as file:
-            return file.read().decode("utf-8-sig")
-    except (OSError, ValueError) as error:
+            content = file.read()
+            return (lzma.decompress(content) if str(path).endswith(".xz") else content).decode("utf-8-sig")
+    except (OSError, ValueError, lzma.LZMAError) as error:
         if isinstance(error, LimpetError):
             raise
         raise LimpetError(f"{path} cannot be read ({error}): {advice}") from error

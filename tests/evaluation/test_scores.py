@@ -16,7 +16,7 @@ from limpet import CRS, Native
 from limpet.errors import LimpetError
 from limpet.evaluation import METRICS, SampleSet, ScoreCache, evaluate, features, metrics, text_pieces
 from limpet.evaluation.checkers import find_checker
-from limpet.evaluation.judges import SourceJudge, describe, judge_for, load_judge, score_samples, source_judge
+from limpet.evaluation.judges import SourceJudge, describe, load_judge, score_samples, source_judge
 from limpet.evaluation.sample_sets import convention_for, reading_mode
 from limpet.generation import Samples
 
@@ -137,14 +137,10 @@ def test_the_prompt_of_each_sample_is_not_counted(words, mini_judge):
 # The judge
 
 
-def test_the_judge_is_the_given_one_or_the_true_distribution(words, mini_judge):
-    mini = limpet.load("mini", device="cpu")
-    assert judge_for(words, mini_judge) is mini_judge
-    own = judge_for(words)
+def test_an_exact_source_is_its_own_judge(words):
+    own = source_judge(words)
     assert (own.name, own.digest, own.precision) == ("true distribution of exact:words", words.digest, "float64")
-    assert source_judge(mini) is None
-    with pytest.raises(LimpetError, match="the true distribution of mini is not known: give a judge"):
-        judge_for(mini)
+    assert source_judge(limpet.load("mini", device="cpu")) is None
 
 
 @pytest.mark.parametrize("name", ["exact:words", "exact:chain", "exact:verses"])

@@ -143,12 +143,12 @@ def test_a_sampler_suffices_if_it_is_as_diverse_and_surely_better() -> None:
         "base/3/mend": (1.9, 1.0),  # less diverse
         "base/4/mend": (2.1, 1.6),  # worse
     }
-    found = pareto.sufficient(results_at(points), SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
+    found = BENCH["sufficient"](results_at(points), SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
     assert list(found) == [(2, "Mend", "mend")]
     assert found[2, "Mend", "mend"].values == pytest.approx([-0.1, -0.1])
     wide = results_at(points)
     wide.cells["base/2/mend"]["nll"] = Estimate(np.array([1.2, 1.61]))  # two seeds that disagree decide nothing
-    assert not pareto.sufficient(wide, SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
+    assert not BENCH["sufficient"](wide, SMOKE, pareto.by_calls(SMOKE), "base", "argmax")
 
 
 @pytest.fixture(scope="module")

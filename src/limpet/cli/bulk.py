@@ -20,14 +20,13 @@ from limpet.cli.common import (
     captioned_sampler,
     err,
     progress,
-    recommended_for,
     show,
 )
 from limpet.cli.sample import parse_fixes
 from limpet.cli.study import DEFAULT_EXECUTING, Executing, clock, print_summary, resumable
 from limpet.errors import LimpetError
-from limpet.experiments import Store, bulk
-from limpet.experiments.bulk import BulkProgress, BulkRequest
+from limpet.experiments import RunProgress, Store, bulk
+from limpet.experiments.bulk import BulkRequest
 from limpet.files import read_prompts
 from limpet.generation import SEED
 from limpet.samplers.recommended import NFE
@@ -82,25 +81,28 @@ def run(
     """
     if verify:
         return _verify(folder, json)
-    _, chosen = captioned_sampler(sampler, nfe, sharpness)
+    captioned_sampler(sampler, nfe, sharpness)  # before the model is loaded
     if prompt is not None and prompts is not None:
         raise LimpetError("both prompt and prompts are given: put the prompt into the file, or leave one out")
     texts = tuple(read_prompts(prompts) if prompts is not None else [prompt] if prompt is not None else ())
     fixed = parse_fixes(fix)
     models, store = executing.models(loading), Store(folder)
-    if sampler is None:
-        chosen = recommended_for(models.model(model), nfe, sharpness)
+    _, chosen = captioned_sampler(sampler, nfe, sharpness, models.model(model))
     request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
     executor, threads = executing.executor(loading.device, models)
-    begun = printed = time.monotonic()
+    begun = printed = started = time.monotonic()
+    found = 0
     with progress(f"{model} into {folder}") as update, resumable("part"):
 
-        def on_progress(now: BulkProgress) -> None:
-            nonlocal printed
+        def on_progress(now: RunProgress) -> None:
+            nonlocal printed, started, found
+            if now.event is None:
+                started, found = time.monotonic(), now.done
             if now.event is not None and now.event.error is not None:
                 err.print(f"{now.event.unit.name} failed: {now.event.error}", style="red", markup=False)
             left = "" if now.seconds_left is None else f" · {clock(now.seconds_left)} left"
-            detail = f"samples · {now.rate:,.1f}/s{left}"
+            rate = (now.done - found) / max(1e-9, time.monotonic() - started)
+            detail = f"samples · {rate:,.1f}/s{left}"
             update(completed=now.done, total=now.total, detail=detail)
             if not err.is_terminal and time.monotonic() - printed > QUIET:
                 printed = time.monotonic()

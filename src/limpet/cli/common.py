@@ -44,7 +44,6 @@ Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, ... (default: a GP
 Weights = Annotated[Literal["ema", "raw"], tyro.conf.arg(help="a checkpoint's averaged or raw weights")]
 Revision = Annotated[str | None, tyro.conf.arg(help="of a model on the hub: a commit, branch or tag"), UNSET]
 Length = Annotated[int | None, tyro.conf.arg(help="tokens in a sample (default: the model's)")]
-ExecutorName = Literal["local", "processes", "ray"]
 Json = Annotated[bool, tyro.conf.arg(help="print one JSON document")]
 
 
@@ -114,20 +113,17 @@ def has_native_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def captioned_sampler(sampler: str | None, nfe: int, sharpness: float | None) -> tuple[str, Sampler]:
-    """The caption and the sampler that a command asks for, before a model is loaded; with the general dial."""
+def captioned_sampler(
+    sampler: str | None, nfe: int | None, sharpness: float | None, model: Denoiser | None = None
+) -> tuple[str, Sampler]:
+    """The caption and the sampler that a command asks for. Where it names none, standard error says which is
+    recommended for the model, by its own dial if it has one; before a model is loaded, the general dial chooses."""
     if sampler is None or sharpness is not None:
-        chosen = choose_sampler(sampler, nfe, sharpness)
+        chosen = choose_sampler(sampler, nfe, sharpness, model)
+        if model is not None:
+            print_recommended(chosen, sharpness)
         return chosen.caption, chosen
-    ((caption, chosen),) = named_samplers([sampler], nfe).items()
-    return caption, chosen
-
-
-def recommended_for(model: Denoiser, nfe: int | None, sharpness: float | None) -> Sampler:
-    """The recommended sampler, by the dial of the model where it has one of its own; standard error says which."""
-    chosen = choose_sampler(None, nfe, sharpness, model)
-    print_recommended(chosen, sharpness)
-    return chosen
+    return next(iter(named_samplers([sampler], nfe).items()))
 
 
 def print_recommended(chosen: Sampler, sharpness: float | None) -> None:
@@ -179,6 +175,26 @@ def progress(what: str = "", total: float | None = None, **fields: Any) -> Itera
     columns = "{task.description}", BarColumn(), "{task.completed}/{task.total}", "{task.fields[detail]}"
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
         yield partial(bar.update, bar.add_task(what, total=total, **{"detail": "", **fields}))
+
+
+@contextmanager
+def samplers_progress(total: int) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Report progress over samplers that run one after the other. total: the network calls of all their samples.
+
+    Yields what `limpet.compare` takes as `progress`."""
+    with progress(total=total) as update:
+
+        def report_for(name: str) -> Callable[[int, int], None]:
+            before = 0
+
+            def report(done: int, total: int) -> None:
+                nonlocal before
+                update(description=name, advance=done - before if done > before else done)
+                before = done
+
+            return report
+
+        yield report_for
 
 
 @contextmanager

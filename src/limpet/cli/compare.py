@@ -19,15 +19,15 @@ from limpet.cli.common import (
     err,
     out,
     print_recommended,
-    progress,
     prompt_texts,
     readable,
+    samplers_progress,
     show,
 )
 from limpet.evaluation.comparison import NFE, Comparison, N, compare, compared_samplers
 from limpet.evaluation.judges import load_judge
 from limpet.evaluation.tables import HEAD_WIDTH, ResultTable
-from limpet.generation import SEEDS, Progress
+from limpet.generation import SEEDS
 from limpet.models import Denoiser
 
 NARROW = 12  # characters of a line of a column's name in a narrow terminal
@@ -87,18 +87,7 @@ def run(
     texts_before = prompt_texts(denoiser, prompt, prompts)
     each = [text for text in texts_before for _ in range(n)] or None
     count = len(each or range(n))
-    with progress(total=sum(one.nfe for one in chosen.values()) * len(seeds) * count) as tell:
-
-        def report_for(name: str) -> Progress:
-            before = 0
-
-            def report(done: int, total: int) -> None:
-                nonlocal before
-                tell(description=name, advance=done - before if done > before else done)
-                before = done
-
-            return report
-
+    with samplers_progress(sum(one.nfe for one in chosen.values()) * len(seeds) * count) as report_for:
         result = compare(
             denoiser, chosen, nfe, count, seeds, length, each, batch_size, scorer, report_for, checker,
             metrics or None, controls,

@@ -13,7 +13,6 @@ from limpet.cli.common import (
     Sharpness,
     captioned_sampler,
     progress,
-    recommended_for,
 )
 from limpet.cli.sample import print_texts
 from limpet.cli.streams import print_json
@@ -52,10 +51,9 @@ def run(
         batch_size: samples computed at once
         json: print JSON lines, one for each sample, instead of texts
     """
-    caption, chosen = captioned_sampler(sampler, nfe, sharpness)
+    captioned_sampler(sampler, nfe, sharpness)  # before the model is loaded
     denoiser = loading.load(model)
-    if sampler is None:
-        chosen = recommended_for(denoiser, nfe, sharpness)
+    caption, chosen = captioned_sampler(sampler, nfe, sharpness, denoiser)
     with progress(f"{denoiser.name}, {caption}", n * chosen.nfe) as update:
         report = lambda done, total: update(completed=done)  # noqa: E731
         samples = infill(denoiser, left, right, gap, chosen, n, seed, batch_size, report)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ import tyro
 from rich.markup import escape
 
 from limpet import experiments
-from limpet.cli.common import DEFAULT_LOADING, UNSET, ExecutorName, Json, Loading, err, progress, show
+from limpet.cli.common import DEFAULT_LOADING, UNSET, Json, Loading, err, progress, show
 from limpet.errors import LimpetError
 from limpet.experiments import (
     Executor,
@@ -42,7 +43,7 @@ Action = Literal["run", "status", "report"]
 class ExecutorOptions:
     """Where units are computed: options of several commands."""
 
-    on: ExecutorName = "local"
+    on: Literal["local", "processes", "ray"] = "local"
     """here, in processes (see --workers), or on a Ray cluster"""
     workers: Annotated[int | None, UNSET] = None
     """how many processes (default: one for each device)"""
@@ -57,8 +58,16 @@ class ExecutorOptions:
         return ModelCache(device, loading.resolved, loading.weight_options)
 
     def executor(self, device: str | None, models: ModelCache) -> tuple[Executor, int | None]:
-        """The executor, and the number of threads of each worker."""
-        return choose_executor(self.on, self.workers, self.address, device, self.threads, models)
+        """The executor, and the number of threads of each worker: processes share this machine's cores."""
+        if self.workers is not None and self.workers < 1:
+            raise LimpetError(f"workers is {self.workers}; it takes one or more")
+        if self.on == "local":
+            return local(device, models), self.threads
+        if self.on == "ray":
+            return on_ray(self.address, self.workers, device), self.threads
+        gpus = torch.cuda.device_count() if device in (None, "cuda") else 0
+        devices = [f"cuda:{i % gpus}" if gpus else device for i in range(self.workers or gpus or os.cpu_count() or 1)]
+        return processes(devices), self.threads or max(1, (os.cpu_count() or 1) // len(devices))
 
 
 Executing = Annotated[ExecutorOptions, tyro.conf.arg(name="")]
@@ -195,10 +204,7 @@ def for_each(named: Mapping[str, S], function: Callable[[S], T]) -> list[T]:
 
 def write_reports(found: list[Results], folder: Path, with_index: bool) -> list[Path]:
     """Write each report into a folder of its own, and an index over all that are there; returns the pages."""
-
-    def warn(sentence: str) -> None:
-        err.print(sentence, markup=False, soft_wrap=True)
-
+    warn = partial(err.print, markup=False, soft_wrap=True)
     in_index = with_index or (folder / "index.html").is_file()
     pages = [report.write_report(results, folder / results.study.full_name, in_index, warn) for results in found]
     if with_index:
@@ -233,33 +239,6 @@ def _report(store: Store, studies: Sequence[Study], options: StudyOptions, json:
     pages = write_reports(found, options.out_folder, len(studies) > 1)
     show(json, report_documents(found), map(str, pages))
     return int(len(found) < len(studies))
-
-
-def choose_executor(
-    on: ExecutorName,
-    workers: int | None,
-    address: str | None,
-    device: str | None,
-    threads: int | None,
-    models: ModelCache,
-) -> tuple[Executor, int | None]:
-    """The executor, and the number of threads of each worker: processes share this machine's cores."""
-    if workers is not None and workers < 1:
-        raise LimpetError(f"workers is {workers}; it takes one or more")
-    if on == "local":
-        return local(device, models), threads
-    if on == "ray":
-        return on_ray(address, workers, device), threads
-    devices = _devices(workers, device)
-    return processes(devices), threads or max(1, (os.cpu_count() or 1) // len(devices))
-
-
-def _devices(workers: int | None, device: str | None) -> list[str | None]:
-    """The device of each process: the GPUs alternately, or the CPU."""
-    gpus = torch.cuda.device_count() if device in (None, "cuda") else 0
-    if gpus:
-        return [f"cuda:{i % gpus}" for i in range(workers or gpus)]
-    return [device] * (workers or os.cpu_count() or 1)
 
 
 def _parse_part(text: str) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from limpet.cli.common import (
     Model,
     SamplerTexts,
     Sharpness,
+    captioned_sampler,
     out,
-    recommended_for,
 )
 from limpet.errors import LimpetError
 from limpet.generation import SEED
@@ -68,9 +68,7 @@ def run(
     else:
         check_not_both(sampler, sharpness)
         samplers, denoiser = named_samplers(sampler, nfe), loading.load(model)
-        if not samplers:
-            chosen = recommended_for(denoiser, nfe, sharpness)
-            samplers = {chosen.caption: chosen}
+        samplers = samplers or dict([captioned_sampler(None, nfe, sharpness, denoiser)])
         trajectories, frames = follow(denoiser, samplers, seed, sample, length, prompt)
     if not out.is_terminal:  # a file or a pipe gets the last frame alone
         *_, (number, _) = enumerate(frames)

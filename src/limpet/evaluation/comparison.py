@@ -146,15 +146,13 @@ class Comparison:
         shown = shown[: COLUMNS if self.metrics == METRICS else None]
         delta = f"delta NLL against {self.samplers[0].name} (nats/token, lower is better)"
         head = ["sampler", *(HEADS.get(key, key) if key else delta for key in shown)]
+        scored = [(name, one.scores) for name, one in zip(self.row_names, self.samplers, strict=True)]
+        scored += [*self.controls.items(), *([("true distribution", self.data)] if self.data is not None else [])]
         rows = []
-        for name, one in zip(self.row_names, self.samplers, strict=True):
-            delta_nll = "" if one is self.samplers[0] or not is_judged else f"{self.delta_nll(one):.4f}"
-            rows.append([name, *(_number(one.scores, key) if key else delta_nll for key in shown)])
-        for name, scores in self.controls.items():
-            delta_nll = f"{self.delta_nll(scores):.4f}" if is_judged else ""
+        for name, scores in scored:
+            has_delta = is_judged and scores not in (self.samplers[0].scores, self.data)
+            delta_nll = f"{self.delta_nll(scores):.4f}" if has_delta else ""
             rows.append([name, *(_number(scores, key) if key else delta_nll for key in shown)])
-        if self.data is not None:
-            rows.append(["true distribution", *(_number(self.data, key) if key else "" for key in shown)])
         return ResultTable(self.caption, head, rows)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Experiments: a study consists of cells and seeds; each cell under each seed is a unit of work; a store keeps every
 finished unit."""
 
-from limpet.experiments import bulk, claims, dial, figures, render, report, study_files, tuning
 from limpet.experiments.claims import (
+    SIDES,
     Claim,
     Finding,
     PublishedValue,
@@ -48,12 +48,10 @@ from limpet.experiments.study import (
 from limpet.experiments.units import Plan, SamplingUnit, resolve
 
 __all__ = [
-    "DIVERSITY_METRICS", "PAPER", "Cell", "Claim", "Contrast", "Entry", "Executor", "Figure", "Finding",
+    "DIVERSITY_METRICS", "PAPER", "SIDES", "Cell", "Claim", "Contrast", "Entry", "Executor", "Figure", "Finding",
     "JudgeSpec", "ModelCache", "Panel", "Plan", "Point", "Probe", "ProbeFunction", "ProbeRow", "ProbeValue",
     "Prompts", "PublishedValue", "ReportContent", "Results", "RunProgress", "RunSummary", "SamplingUnit",
-    "ScatterPlot", "Series", "Store", "Study", "Table", "above", "below", "between", "bulk", "claims", "collect",
-    "dial",
-    "equivalent", "estimate_series", "figures", "format_estimate", "format_signed", "local", "not_above",
-    "not_below", "on_ray", "processes", "provenance", "published_difference", "render", "report", "resolve", "run",
-    "status", "study_files", "tuning", "within",
+    "ScatterPlot", "Series", "Store", "Study", "Table", "above", "below", "between", "collect", "equivalent",
+    "estimate_series", "format_estimate", "format_signed", "local", "not_above", "not_below", "on_ray", "processes",
+    "provenance", "published_difference", "resolve", "run", "status", "within",
 ]  # fmt: skip

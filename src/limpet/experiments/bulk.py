@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +20,7 @@ from limpet.experiments.model_cache import ModelCache, provenance
 from limpet.experiments.runner import RunProgress, RunSummary, run_groups
 from limpet.experiments.store import Store, UnitPaths, canonical_json, digest
 from limpet.experiments.units import RESULT_VERSION, PromptTokens, Unit, sampler_facts
-from limpet.experiments.worker import UnitEvent, WorkerConfig
+from limpet.experiments.worker import WorkerConfig
 from limpet.generation import SEED, Samples, default_batch_size, fixed_ids, prompt_tokens, sample
 from limpet.generation import _check_counts as check_counts
 from limpet.models import tokenizer_digest
@@ -74,6 +73,10 @@ class BulkPart(Unit):
     @property
     def name(self) -> str:
         return f"part {self.number}"
+
+    @property
+    def size(self) -> int:
+        return self.n
 
     @property
     def paths(self) -> UnitPaths:
@@ -231,16 +234,6 @@ def _read_plan(store: Store) -> dict[str, Any] | None:
 # The work
 
 
-class BulkProgress(NamedTuple):
-    """How far a request is: reported before the first part and after each."""
-
-    event: UnitEvent | None
-    done: int  # samples, with those that were there before
-    total: int
-    rate: float  # samples per second in this run, whichever runner computed them
-    seconds_left: float | None  # None before the first part
-
-
 def generate(
     request: BulkRequest,
     store: Store,
@@ -249,7 +242,7 @@ def generate(
     *,
     threads: int | None = None,
     force: bool = False,
-    on_progress: Callable[[BulkProgress], None] = lambda progress: None,
+    on_progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> RunSummary:
     """Compute every part that is not in the store. A larger n continues where a smaller one ended.
 
@@ -268,7 +261,7 @@ def generate(
         parts, plan = resolve(request, store, models)
     store.write_plan(PLAN, plan)
     config = WorkerConfig(store.path, (), (), models.precision, threads=threads, load_options=models.load_options)
-    summary = run_groups([[part] for part in parts], store, executor, config, _counting_samples(plan, on_progress))
+    summary = run_groups([[part] for part in parts], store, executor, config, on_progress)
     if before is not None and before["samples"] < plan["samples"]:  # its last part has grown, and is not damaged
         summary.damaged.pop(f"part {(before['samples'] - 1) // before['part_size']}", None)
     return summary
@@ -280,23 +273,6 @@ def _remove(store: Store, plan: Mapping[str, Any]) -> None:
     for number in range(len(plan["cells"][0]["keys"])):
         for path in reversed(part_paths(number, plan["facts"]["format"])):
             store.remove(path)
-
-
-def _counting_samples(
-    plan: dict[str, Any], on_progress: Callable[[BulkProgress], None]
-) -> Callable[[RunProgress], None]:
-    """Report samples instead of parts. The last part has fewer, so the count may run ahead by less than one part."""
-    begun, found, total = 0.0, 0, plan["samples"]
-
-    def report(now: RunProgress) -> None:
-        nonlocal begun, found
-        done = min(total, now.done * plan["part_size"])
-        if now.event is None:
-            begun, found = time.monotonic(), done
-        rate = (done - found) / max(1e-9, time.monotonic() - begun)
-        on_progress(BulkProgress(now.event, done, total, rate, now.seconds_left))
-
-    return report
 
 
 class PartCheck(NamedTuple):

@@ -12,7 +12,7 @@ the paper decides, and leave open where it says that its errors do not tell (app
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -184,6 +184,11 @@ def equivalent(name: str, estimate: Estimate, paper: PublishedValue) -> Finding:
 
     So our smaller errors do not count against us, and a larger difference does."""
     return within(name, estimate, max(map(abs, bounds(paper.mean, paper.se, PAPER_SEEDS))), paper)
+
+
+SIDES: dict[str, Callable[..., Finding]] = {  # how a file names the criterion of a finding
+    make.__name__.replace("_", " "): make for make in (below, above, not_below, not_above, within, equivalent)
+}
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,7 @@ def collect(study: Study, store: Store) -> Results:
     """The results of a study whose units are all finished."""
     plan = store.read_plan(units.plan_name(study))
     keys = {cell["name"]: cell["keys"] for cell in plan["cells"]}
-    found = {cell: [store.inspect_rows(key)[0] for key in own] for cell, own in keys.items()}
-    rows = {cell: [one for one in own if one is not None] for cell, own in found.items()}
+    rows = {cell: [one for one in map(store.rows, own) if one is not None] for cell, own in keys.items()}
     if missing := sum(map(len, keys.values())) - sum(map(len, rows.values())):
         raise LimpetError(
             f"{missing} units of {study.full_name} are missing or damaged: run the study again, which computes only "

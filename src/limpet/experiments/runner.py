@@ -13,7 +13,7 @@ from limpet.errors import LimpetError
 from limpet.experiments import units
 from limpet.experiments.executors import Executor
 from limpet.experiments.model_cache import ModelCache
-from limpet.experiments.store import Store, unit_paths
+from limpet.experiments.store import Store
 from limpet.experiments.study import Study
 from limpet.experiments.units import Unit
 from limpet.experiments.worker import UnitEvent, WorkerConfig
@@ -25,7 +25,7 @@ class RunProgress(NamedTuple):
     """How far a run is: reported before the first unit and after each."""
 
     event: UnitEvent | None
-    done: int  # units, with those that were finished before
+    done: int  # units, or samples of a bulk request, with those that were finished before
     total: int
     seconds_left: float | None  # None before the first unit
 
@@ -91,9 +91,10 @@ def run_groups(
     start = random.randrange(len(missing)) if missing else 0
     missing = missing[start:] + missing[:start]
 
-    total, cost = len(every), sum(unit.cost for group in missing for unit in group)
+    total, cost = sum(unit.size for unit in every), sum(unit.cost for group in missing for unit in group)
+    done = total - sum(unit.size for group in missing for unit in group)
     begun, spent, reported = time.monotonic(), 0, set[str]()
-    on_progress(RunProgress(None, summary.found, total, None))
+    on_progress(RunProgress(None, done, total, None))
     for event in executor(config, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
@@ -103,12 +104,11 @@ def run_groups(
         spent += event.unit.cost
         if event.error is not None:
             summary.failed[event.unit.name] = event.error
-        elif event.computed:
-            summary.computed += 1
         else:
-            summary.found += 1
+            summary.computed, summary.found = summary.computed + event.computed, summary.found + (not event.computed)
+            done += event.unit.size
         seconds_left = (time.monotonic() - begun) / spent * (cost - spent)
-        on_progress(RunProgress(event, summary.found + summary.computed, total, seconds_left))
+        on_progress(RunProgress(event, done, total, seconds_left))
     return summary
 
 
@@ -116,7 +116,7 @@ def _is_finished(store: Store, unit: Unit) -> tuple[bool, str]:
     """Whether a unit is there and whole, and what was wrong with a damaged one, whose rows are removed."""
     found, damage = store.inspect(unit.key, unit.paths)
     if damage:
-        store.remove((unit.paths or unit_paths(unit.key)).rows)
+        store.remove(unit.paths.rows)
     return found is not None, damage
 
 

@@ -95,29 +95,24 @@ class Store:
     def read(self, key: str) -> StoredUnit | None:
         """A unit of tensors, or None if there is none; raises DamagedUnitError."""
         found = self.read_data(key, unit_paths(key))
-        if found is None:
-            return None
-        data, rows = found
-        return StoredUnit(safetensors.torch.load(data), rows)
+        return found and StoredUnit(safetensors.torch.load(found[0]), found[1])
 
     def read_data(self, key: str, paths: UnitPaths) -> tuple[bytes, dict[str, Any]] | None:
         """The data of a unit as bytes, and its rows, or None if there is none; raises DamagedUnitError."""
-        rows = self.read_rows(key, paths)
+        rows = self._read_rows(key, paths)
         if rows is None:
             return None
-        data = self.content(paths.data)
+        data, name = self.content(paths.data), paths.data.rpartition("/")[2]
         if data is None:
-            raise DamagedUnitError(f"{_file_name(paths.data)} is missing")
+            raise DamagedUnitError(f"{name} is missing")
         if digest(data) != rows.get("data_digest"):
-            raise DamagedUnitError(f"{_file_name(paths.data)} does not match its digest")
+            raise DamagedUnitError(f"{name} does not match its digest")
         return data, rows
 
-    def read_rows(self, key: str, paths: UnitPaths) -> dict[str, Any] | None:
-        """The rows of a unit, or None if there is none; raises DamagedUnitError. The data are not read."""
-        raw = self.content(paths.rows)
+    def _read_rows(self, key: str, paths: UnitPaths) -> dict[str, Any] | None:
+        raw, name = self.content(paths.rows), paths.rows.rpartition("/")[2]
         if raw is None:
             return None
-        name = _file_name(paths.rows)
         try:
             rows: dict[str, Any] = json.loads(raw)
             del rows["checksum"]
@@ -132,19 +127,18 @@ class Store:
         return rows
 
     def inspect(self, key: str, paths: UnitPaths | None = None) -> tuple[Any, str]:
-        """The whole unit and "", or None and what is wrong with it ("" if there is none)."""
+        """What `read_data` returns and "", or None and what is wrong with the unit ("" if there is none)."""
         try:
-            return self.read(key) if paths is None else self.read_data(key, paths), ""
+            return self.read_data(key, paths or unit_paths(key)), ""
         except DamagedUnitError as damage:
             return None, str(damage)
 
-    def inspect_rows(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """The rows of a unit whose data are there, and ""; or None and what is wrong. The data are not read."""
+    def rows(self, key: str) -> dict[str, Any] | None:
+        """The rows of a whole unit of tensors, else None. Its data are there, and are not read."""
         paths = unit_paths(key)
-        try:
-            return (self.read_rows(key, paths) if self.exists(paths.data) else None), ""
-        except DamagedUnitError as damage:
-            return None, str(damage)
+        with suppress(DamagedUnitError):
+            return self._read_rows(key, paths) if self.exists(paths.data) else None
+        return None
 
     def write(
         self, key: str, data: dict[str, Tensor] | bytes, rows: dict[str, Any], paths: UnitPaths | None = None
@@ -268,10 +262,6 @@ class Store:
 
 def _is_abandoned(path: Path) -> bool:
     return time.time() - path.lstat().st_mtime > ABANDONED
-
-
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _with_checksum(rows: dict[str, Any]) -> bytes:

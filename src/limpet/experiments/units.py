@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from limpet.evaluation.judges import CONVENTIONS, source_judge
 from limpet.evaluation.metrics import METRICS
 from limpet.evaluation.statistics import numbers
 from limpet.experiments.model_cache import ModelCache, provenance
-from limpet.experiments.store import UnitPaths, canonical_json, digest, unit_key
+from limpet.experiments.store import UnitPaths, canonical_json, digest, unit_key, unit_paths
 from limpet.experiments.study import Cell, Probe, Prompts, Study
 from limpet.files import read_prompts, read_text
 from limpet.generation import prompt_tokens
@@ -56,9 +55,14 @@ class Unit(ABC):
         return unit_key(self.facts)
 
     @property
-    def paths(self) -> UnitPaths | None:
-        """Its files in the store, if they have names of their own."""
-        return None
+    def size(self) -> int:
+        """How much it counts of what a run has done."""
+        return 1
+
+    @property
+    def paths(self) -> UnitPaths:
+        """Its files in the store."""
+        return unit_paths(self.key)
 
     @property
     @abstractmethod
@@ -242,12 +246,7 @@ def checker_facts(checker: Checker) -> dict[str, Any]:
 
 def read_reference_text(study: Study) -> str | None:
     """The text that MAUVE compares samples with, if the study has one."""
-    if study.reference_text is None:
-        return None
-    path = Path(study.reference_text)
-    if path.suffix == ".xz":
-        return lzma.decompress(path.read_bytes()).decode()
-    return read_text(path, "name a text file")
+    return None if study.reference_text is None else read_text(study.reference_text, "name a text file")
 
 
 def metric_names(names: Sequence[str], is_prompted: bool) -> dict[str, str]:
@@ -261,13 +260,10 @@ def _rules(names: Sequence[str], is_prompted: bool) -> dict[str, str]:
 
 def _metric_conventions(study: Study) -> dict[str, str]:
     """How each metric is defined; some are defined otherwise after a prompt."""
-    free, prompted = (_rules(study.metrics, is_prompted) for is_prompted in (False, True))
-    kinds = {cell.prompts is None for cell in study.sample_cells}
-    if len(kinds) == 1:
-        return free if True in kinds else prompted
+    kinds = sorted({cell.prompts is not None for cell in study.sample_cells})
+    first, last = (_rules(study.metrics, kinds[i]) for i in (0, -1))
     return {
-        name: rule if rule == prompted[name] else f"{rule}; after a prompt {prompted[name]}"
-        for name, rule in free.items()
+        name: rule if rule == last[name] else f"{rule}; after a prompt {last[name]}" for name, rule in first.items()
     }
 
 

@@ -21,7 +21,7 @@ from limpet.evaluation.statistics import numbers
 from limpet.experiments.branching import PAPER_MASKS, Branch, sample_units
 from limpet.experiments.leases import Leases
 from limpet.experiments.model_cache import ModelCache, provenance
-from limpet.experiments.store import Store, StoreWriteError, unit_paths
+from limpet.experiments.store import Store, StoreWriteError
 from limpet.experiments.study import JudgeSpec
 from limpet.experiments.units import MAUVE_STARTS, SamplingUnit, Unit, metric_names
 from limpet.generation import CountingDenoiser, Inputs, default_batch_size, fixed_tokens
@@ -79,7 +79,8 @@ class Worker:
                 yield from (UnitEvent(unit, computed=False, busy=True) for unit in group)
                 return
             for unit in group:
-                if self._is_published(unit):
+                # The rows are written last. The runner has read and checked what was there before.
+                if self.store.exists(unit.paths.rows):
                     yield UnitEvent(left.pop(unit.key), computed=False)
             with torch.inference_mode():
                 for unit, data, rows in self._results(list(left.values())):
@@ -92,10 +93,6 @@ class Worker:
             yield from (UnitEvent(unit, reason, isinstance(error, StoreWriteError)) for unit in left.values())
         finally:
             self.leases.release(keys)
-
-    def _is_published(self, unit: Unit) -> bool:
-        """Whether the rows are there, which are written last. The runner has read and checked what was there before."""
-        return self.store.exists((unit.paths or unit_paths(unit.key)).rows)
 
     def _results(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, dict[str, Tensor] | bytes, dict[str, Any]]]:
         """The data and rows of each unit."""

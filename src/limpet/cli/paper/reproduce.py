@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from limpet import __version__, sample
-from limpet.cli.common import DEFAULT_RUNNING, ExecutorName, Json, Running, err, show
-from limpet.cli.study import choose_executor, compute
+from limpet.cli.common import DEFAULT_RUNNING, Json, LoadOptions, Running, err, show
+from limpet.cli.study import DEFAULT_EXECUTING, Executing, compute
 from limpet.errors import LimpetError
 from limpet.evaluation.judges import BUILTIN, Judge
 from limpet.experiments import ModelCache, Plan, Probe, Results, SamplingUnit, Store, Study, collect, report, resolve
@@ -45,8 +45,7 @@ def run(
     store: str = "limpet-store",
     out_folder: Annotated[Path, tyro.conf.arg(name="out")] = Path("limpet-reproduction"),
     from_folder: Annotated[Path | None, tyro.conf.arg(name="from")] = None,
-    on: ExecutorName = "local",
-    workers: int | None = None,
+    executing: Executing = DEFAULT_EXECUTING,
     running: Running = DEFAULT_RUNNING,
     json: Json = False,
 ) -> int:
@@ -68,8 +67,6 @@ def run(
         store: where results live: a folder, or any path that fsspec knows
         out_folder: where reports, claims and reproduction.json are written
         from_folder: make the page of claims from reports that were written before
-        on: in this process, in processes (one for each GPU, or --workers), or on a Ray cluster
-        workers: how many (default: the number of devices)
     """
     report.write_files({}, out_folder)  # errors of the folder are reported before any work
     size = studies.preset("rehearsal" if rehearse else preset, prompts=prompts)
@@ -80,11 +77,10 @@ def run(
     if from_folder is not None:
         found = [report.read_report(one, from_folder / one.full_name) for one in every]
     else:
-        models = ModelCache(running.device if on == "local" else "cpu", running.resolved)
-        kept, found = Store(store), []
-        executor, threads = choose_executor(on, workers, None, running.device, None, models)
+        models, kept, found = executing.models(LoadOptions(running.device, running.precision)), Store(store), []
+        executor, threads = executing.executor(running.device, models)
         plans = resolve_all(every, models)
-        err.print(str(estimate_cost(plans, kept, models if on == "local" else None)), markup=False)
+        err.print(str(estimate_cost(plans, kept, models if executing.on == "local" else None)), markup=False)
         for one in every:
             summary = compute(one, kept, executor, models, threads=threads)
             failed |= summary.failed

@@ -7,11 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from limpet.cli.common import Json, show
-from limpet.cli.study import StudyOptions, run_action
+from limpet.cli.study import DEFAULT_OPTIONS, Options, run_action
 from limpet.paper.studies import PRESETS, STUDIES, preset, study
-
-Options = Annotated[StudyOptions, tyro.conf.arg(name="")]
-DEFAULTS = StudyOptions()
 
 
 def run(
@@ -21,7 +18,7 @@ def run(
     size: Annotated[str, tyro.conf.arg(name="preset")] = "mini",
     n: int | None = None,
     prompts: str | None = None,
-    options: Options = DEFAULTS,
+    options: Options = DEFAULT_OPTIONS,
     json: Json = False,
 ) -> int:
     """Run the paper's studies. Finished units stay in the store and are never computed again.

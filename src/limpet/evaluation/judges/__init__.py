@@ -63,16 +63,6 @@ def source_judge(model: Denoiser) -> SourceJudge | None:
     return SourceJudge(model) if isinstance(model, Source) else None
 
 
-def judge_for(model: Denoiser, judge: Judge | str | None = None) -> Judge:
-    """The judge of a model's samples: the given one, by name or loaded, or else the model's own true distribution."""
-    found = source_judge(model) if judge is None else as_judge(judge)
-    if found is None:
-        raise LimpetError(
-            f"the true distribution of {model.name} is not known: give a judge (judge=limpet.load_judge(...))"
-        )
-    return found
-
-
 def default_judge(model: Denoiser, device: str | torch.device | None = None) -> Judge | None:
     """The judge of a model's samples where none is named: its true distribution where that is known, none where the
     model has a checker, the built-in judge where it reads the same tokens, and else none, with a warning."""
@@ -100,6 +90,5 @@ def builtin_fits(tokenizers: Iterable[str | None]) -> bool:
 
 __all__ = [
     "AUTO", "BUILTIN", "CONVENTIONS", "Judge", "JudgeScores", "ScoreCache", "SourceJudge", "as_judge", "builtin_fits",
-    "default_judge", "describe", "has_builtin",
-    "judge_for", "load_judge", "prompt_ids", "score_samples", "source_judge",
+    "default_judge", "describe", "has_builtin", "load_judge", "prompt_ids", "score_samples", "source_judge",
 ]  # fmt: skip

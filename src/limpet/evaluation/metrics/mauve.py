@@ -60,12 +60,12 @@ def _divergence(probs: Floats, mixture: Floats) -> float:
     return float((probs[held] * np.log(probs[held] / mixture[held])).sum())
 
 
-def frontier_area(p: ArrayLike, q: ArrayLike, scale: float = SCALE) -> float:
+def frontier_area(p: ArrayLike, q: ArrayLike) -> float:
     """MAUVE of two histograms: the area under (exp(-c KL(q|r)), exp(-c KL(p|r))), r running from q to p."""
     p, q = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
     mixtures = [w * p + (1 - w) * q for w in np.linspace(1e-6, 1 - 1e-6, NODES)]
-    x = np.exp([-scale * _divergence(q, r) for r in mixtures])
-    y = np.exp([-scale * _divergence(p, r) for r in mixtures])
+    x = np.exp([-SCALE * _divergence(q, r) for r in mixtures])
+    y = np.exp([-SCALE * _divergence(p, r) for r in mixtures])
     x, y = np.concatenate([[1.0], x, [0.0]]), np.concatenate([[0.0], y, [1.0]])
     return float((-np.diff(x) * (y[1:] + y[:-1]) / 2).sum())
 

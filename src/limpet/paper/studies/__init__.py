@@ -3,15 +3,16 @@ that turn results into tables, panels of a figure, scatter plots, contrasts and 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from limpet.errors import LimpetError
 from limpet.experiments import Cell, Claim, Figure, Probe, ReportContent, Results, Study
 from limpet.paper.studies import audits
-from limpet.paper.studies.presets import PRESETS, TEXTS, Preset, preset
+from limpet.paper.studies.presets import PRESETS, TEXTS, Preset, defined_cells, preset
 from limpet.paper.studies.published import NOT_IN_PAPER, PaperResults
 
 STUDIES = {name: texts["about"] for name, texts in TEXTS.items()}
@@ -20,8 +21,9 @@ PARTS = ("tables", "panels", "contrasts", "claims", "scatters")  # functions tha
 
 
 def module_of(name: str) -> Any:
-    """The module of a study or an audit by name."""
-    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    """The module of a study or an audit by name; an empty one for a study that studies.toml defines alone."""
+    path = f"{__name__}.{name.replace('-', '_')}"
+    return importlib.import_module(path) if importlib.util.find_spec(path) else ModuleType(path)
 
 
 def audit_presets(name: str) -> dict[str, audits.AuditPreset[Any]]:
@@ -37,7 +39,7 @@ def study(name: str, size: Any) -> Study:
     if name not in {**STUDIES, **AUDITS}:
         raise LimpetError(f"there is no study {name!r}; there are {', '.join(STUDIES)}, or give a .toml file")
     module, texts = module_of(name), {**TEXTS, **audits.FILE.content}[name]
-    cells = tuple(module.cells(size))
+    cells = tuple(module.cells(size) if hasattr(module, "cells") else defined_cells(name, size))
     models = {model for cell in cells for model in (cell.models if isinstance(cell, Probe) else (cell.model,))}
 
     def build_report(results: Results) -> ReportContent:
@@ -47,7 +49,7 @@ def study(name: str, size: Any) -> Study:
         panels = tuple(parts.get("panels", ()))
         caption = texts["shows"].format(preset=size) if panels else ""
         return ReportContent(
-            tables=tuple(parts.get("tables", ())),
+            tables=(*paper_results.defined_tables(), *parts.get("tables", ())),
             figures=(Figure(name, caption, panels, columns=texts.get("columns", 3)),) if panels else (),
             contrasts=(*parts.get("contrasts", ()), *paper_results.defined_contrasts()),
             claims=tuple(_claims(paper_results, parts.get("claims", {}))),

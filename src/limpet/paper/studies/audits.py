@@ -11,13 +11,28 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from limpet.evaluation.statistics import Estimate, paired
-from limpet.experiments import PAPER, Entry, JudgeSpec, Panel, Probe, ProbeFunction, ProbeRow, Results, Table, claims
-from limpet.experiments.report_content import estimate_series, format_estimate
+from limpet.evaluation import Estimate, paired
+from limpet.experiments import (
+    PAPER,
+    SIDES,
+    Entry,
+    Finding,
+    JudgeSpec,
+    Panel,
+    Probe,
+    ProbeFunction,
+    ProbeRow,
+    PublishedValue,
+    Results,
+    Table,
+    estimate_series,
+    format_estimate,
+    published_difference,
+)
 from limpet.files import Toml
 from limpet.models.networks import Precision
 from limpet.paper.studies.presets import HERE, paper_seeds
-from limpet.paper.studies.published import SIDES, parse_published
+from limpet.paper.studies.published import parse_published
 from limpet.paper.studies.trajectories import AuditSettings, ForwardSettings
 
 PAPER_MODELS = "The paper's values are of Duo and Duo-distilled, at its own sizes."
@@ -91,18 +106,12 @@ def paper_text(name: str, quantity: str, *at: Any) -> str:
     return str(printed.get(" ".join(map(str, at)), "") if isinstance(printed, dict) else printed)
 
 
-def paper_value(name: str, quantity: str, **at: Any) -> claims.PublishedValue | None:
+def paper_value(name: str, quantity: str, **at: Any) -> PublishedValue | None:
     """The same as a number."""
     return parse_published(paper_text(name, quantity, *at.values()))
 
 
-def paper_difference(name: str, one: str, other: str, **at: Any) -> claims.PublishedValue | None:
-    """The paper's value of a quantity minus that of another, at the same place."""
-    first, second = paper_value(name, one, **at), paper_value(name, other, **at)
-    return first and second and claims.published_difference(first, second)
-
-
-def findings(results: Results, preset: AuditPreset[Any], claim: Mapping[str, Any]) -> list[claims.Finding]:
+def findings(results: Results, preset: AuditPreset[Any], claim: Mapping[str, Any]) -> list[Finding]:
     """The findings that audits.toml defines for a claim, about the distilled model: the one that the paper traces."""
     found, name = [], results.study.name
     for rule in claim.get("findings", ()):
@@ -113,7 +122,8 @@ def findings(results: Results, preset: AuditPreset[Any], claim: Mapping[str, Any
             estimate, paper = estimate_of(results, quantity, model, **at), paper_value(name, quantity, **at)
             if minus:
                 estimate = paired(estimate.values, estimate_of(results, minus, model, **at).values)
-                paper = paper_difference(name, quantity, minus, **at)
+                other = paper_value(name, minus, **at)
+                paper = paper and other and published_difference(paper, other)
             caption = ", ".join(
                 [f"{quantity} minus {minus}" if minus else quantity, *(f"{k}={v}" for k, v in at.items())]
             )

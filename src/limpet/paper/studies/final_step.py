@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from limpet.evaluation.statistics import Estimate
+from limpet.evaluation import Estimate
 from limpet.experiments import Entry, Finding, Table, within
-from limpet.paper.studies.presets import Preset, defined_cells
+from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import Claims, PaperResults, published
 
 ROWS = tuple(product(("base", "distilled"), (1.0, 0.9)))  # role and top-p
 FINAL_STEPS = ("sample", "argmax")
 NEAR = 0.05  # nats; studies.toml gives the reason
-
-
-cells = defined_cells("final-step")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from limpet.experiments import Cell, Panel, Series, estimate_series
-from limpet.paper.studies import continuation, factorial
-from limpet.paper.studies.factorial import TOP_PS
+from limpet.experiments import Panel, Series, estimate_series
 from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import PaperResults, ticks
 
 STEPS = (("0", "short"), ("short", "unlimited"))  # the gain of each is NLL of the first minus the second
+TOP_PS = (1.0, 0.9, 0.85, 0.8)
 LATE_TOP_PS = (1.0, 0.8)  # those with all horizons after a prompt
-
-
-def cells(preset: Preset) -> Iterable[Cell]:
-    return *factorial.cells(preset), *continuation.cells(preset)
 
 
 def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:

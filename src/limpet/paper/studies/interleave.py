@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from limpet.evaluation.statistics import Estimate
+from limpet.evaluation import Estimate
 from limpet.experiments import Cell, Entry, Results, Table, below, format_estimate, format_signed
 from limpet.paper.studies import pareto, samplers
 from limpet.paper.studies.presets import Preset

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from limpet.evaluation.statistics import Estimate
+from limpet.evaluation import Estimate
 from limpet.experiments import Entry, Finding, Panel, PublishedValue, Table, above, between
-from limpet.paper.studies.presets import Preset, defined_cells
+from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import Claims, PaperResults, published, ticks
 
 SAMPLERS = {"native": "Full support", "p.95": "top-p 0.95", "p.9": "top-p 0.9", "CRS": "CRS", "mend": "Mend"}
 PAPER_LENGTH = 1024  # tokens of the paper's samples
 MEAN, ERROR = 0, 2  # their places in "41.79 ± 0.84", partitioned
-
-
-cells = defined_cells("nfe-scaling")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

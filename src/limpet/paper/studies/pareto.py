@@ -14,10 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limpet.evaluation.statistics import Estimate, hull
-from limpet.experiments import Cell, Entry, Panel, Results, Series, Table
-from limpet.experiments.claims import below
-from limpet.experiments.report_content import estimate_series, format_estimate, format_signed
+from limpet.evaluation import Estimate, hull
+from limpet.experiments import (
+    Cell,
+    Entry,
+    Panel,
+    Results,
+    Series,
+    Table,
+    below,
+    estimate_series,
+    format_estimate,
+    format_signed,
+)
 from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FAMILIES, FILE
@@ -105,22 +114,6 @@ def delta(results: Results, preset: Preset, role: str, final_step: str, nfe: int
         mixed = sum(share * results.values(f"{role}/{nfe}/{text}", name) for text, share in found.shares.items())
         difference[name] = mixed - results.values(base, name)
     return Estimate(difference["nll"] - found.slope * difference["entropy"])
-
-
-def sufficient(
-    results: Results, preset: Preset, samplers: SamplersByCalls, role: str, final_step: str
-) -> dict[tuple[int, str, str], Estimate]:
-    """The samplers that suffice without mixing, by calls and family, with their delta NLL: their entropy is at least
-    the released sampler's, and their NLL is lower with the confidence of every finding."""
-    base = f"{role}/{released_cell(preset, final_step)}"
-    found = {}
-    for nfe, families in samplers.items():
-        for family, text in ((family, text) for family, texts in families.items() for text in texts):
-            cells = f"{role}/{nfe}/{text}", base
-            lower = results.contrast(*cells)
-            if results.contrast(*cells, measure="entropy").mean >= 0 and below("", lower).outcome == "holds":
-                found[nfe, family, text] = lower
-    return found
 
 
 def all_families(samplers: SamplersByCalls) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -158,19 +158,20 @@ def combinations(rule: Mapping[str, Any], preset: Preset) -> Iterator[dict[str, 
         yield {"preset": preset, **dict(zip(each, values, strict=True))}
 
 
-def defined_cells(study: str) -> Callable[[Preset], list[Cell]]:
-    """The `cells` of a study whose cells are rules of studies.toml."""
+def filled(texts: Iterable[str], fields: Mapping[str, Any]) -> list[str]:
+    """The texts of a rule with its values, whose own places are filled too."""
+    return [text.format(**fields).format(**fields) for text in texts]
 
-    def cells(preset: Preset) -> list[Cell]:
-        found = []
-        for rule in TEXTS[study]["cells"]:
-            length, prompts = (preset.prompted_length, preset.prompts) if "prompted" in rule else (None, None)
-            n, first = getattr(preset, rule["n"]), getattr(preset, rule["first"]) if "first" in rule else 0
-            for fields in combinations(rule, preset):
-                texts = [rule.get(key, "").format(**fields) for key in ("name", "model", "sampler", "replay")]
-                name, role, text, replay = (one.format(**fields) for one in texts)  # also places in values of `each`
-                sampler = parse(text, nfe=preset.nfe)[1]
-                found.append(Cell(name, preset.roles[role], sampler, n, length, prompts, replay or None, first))
-        return found
 
-    return cells
+def defined_cells(study: str, preset: Preset) -> list[Cell]:
+    """The cells that studies.toml defines for a study."""
+    found = [cell for name in TEXTS[study].get("cells_of", ()) for cell in defined_cells(name, preset)]
+    for rule in TEXTS[study].get("cells", ()):
+        length, prompts = (preset.prompted_length, preset.prompts) if "prompted" in rule else (None, None)
+        n, first = getattr(preset, rule["n"]), getattr(preset, rule["first"]) if "first" in rule else 0
+        for fields in combinations(rule, preset):
+            texts = (rule.get(key, "") for key in ("name", "model", "sampler", "replay"))
+            name, role, text, replay = filled(texts, fields)
+            sampler = parse(text, nfe=preset.nfe)[1]
+            found.append(Cell(name, preset.roles[role], sampler, n, length, prompts, replay or None, first))
+    return found

@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from limpet.evaluation.statistics import Estimate
+from limpet.evaluation import Estimate
 from limpet.experiments import (
+    SIDES,
     Contrast,
     Entry,
     Finding,
+    PublishedValue,
     Results,
     Series,
     Table,
-    claims,
     estimate_series,
     format_estimate,
+    published_difference,
 )
-from limpet.paper.studies.presets import combinations, read_toml
+from limpet.paper.studies.presets import combinations, filled, read_toml
 
 METRIC_CAPTIONS = {
     "ppl": "GenPPL",
@@ -33,11 +35,6 @@ METRIC_CAPTIONS = {
     "mauve": "MAUVE",
 }
 DIGITS = {"ppl": 2, "entropy": 3, "committed": 2, "visible": 2}  # of a measure in a table; 4 for the others
-MakeFinding = Callable[..., Finding]  # (name, estimate, bound) -> a finding
-SIDES: dict[str, MakeFinding] = {
-    make.__name__.replace("_", " "): make
-    for make in (claims.below, claims.above, claims.not_below, claims.not_above, claims.within, claims.equivalent)
-}
 Claims = Mapping[str, Sequence[Finding]]  # the findings of each claim of a study
 
 # By study, row and measure. Rows of the same name are of the same cells, so that studies can share them.
@@ -46,7 +43,7 @@ PRINTED = {row: texts for rows in TABLES.values() for row, texts in rows.items()
 NOT_IN_PAPER = ("samplers", "forms", "pareto", "interleave", "truth", "revision")  # studies of limpet's own
 
 
-def parse_published(text: str) -> claims.PublishedValue | None:
+def parse_published(text: str) -> PublishedValue | None:
     """A printed entry as a number: "41.79 ± 0.84", "0.9 to 2.1 over t", "99.75 or more" (percent), "0.25 or less in
     size". None for words."""
     words = text.split()
@@ -56,15 +53,15 @@ def parse_published(text: str) -> claims.PublishedValue | None:
         return None
     match words[1:]:
         case []:
-            return claims.PublishedValue(first, first)
+            return PublishedValue(first, first)
         case ["±", error]:
-            return claims.PublishedValue(first, first, float(error))
+            return PublishedValue(first, first, float(error))
         case ["to", last, *_]:
-            return claims.PublishedValue(first, float(last))
+            return PublishedValue(first, float(last))
         case ["or", "more", *_]:
-            return claims.PublishedValue(first, 100.0)
+            return PublishedValue(first, 100.0)
         case ["or", "less", *_]:
-            return claims.PublishedValue(-first, first)
+            return PublishedValue(-first, first)
     return None
 
 
@@ -73,7 +70,7 @@ def row_name(*cells: str) -> str:
     return "({} - {}) - ({} - {})".format(*cells) if len(cells) == 4 else " - ".join(cells)
 
 
-def published(measure: str, *cells: str) -> claims.PublishedValue | None:
+def published(measure: str, *cells: str) -> PublishedValue | None:
     """The paper's value of a measure, or of a difference of it between cells.
 
     A printed value is used if there is one, then the sum of two printed differences, then the difference of printed
@@ -82,29 +79,29 @@ def published(measure: str, *cells: str) -> claims.PublishedValue | None:
         return parse_published(text)
     if len(cells) == 1:
         ppl = _parse_row(cells[0], measure.replace("nll", "ppl")) if "nll" in measure else None
-        return ppl and claims.PublishedValue(math.log(ppl.low), math.log(ppl.high), ppl.se / ppl.mean)
+        return ppl and PublishedValue(math.log(ppl.low), math.log(ppl.high), ppl.se / ppl.mean)
     if len(cells) == 2:
         if direct := _printed_difference(measure, *cells):
             return direct
         for middle in dict.fromkeys(name for pair in PRINTED for name in pair.split(" - ") if " - " in pair):
             one, other = (_printed_difference(measure, cell, middle) for cell in cells)
             if one and other:
-                return claims.published_difference(one, other)
+                return published_difference(one, other)
     half = len(cells) // 2
     one, other = published(measure, *cells[:half]), published(measure, *cells[half:])
-    return one and other and claims.published_difference(one, other)
+    return one and other and published_difference(one, other)
 
 
-def _parse_row(row: str, measure: str) -> claims.PublishedValue | None:
+def _parse_row(row: str, measure: str) -> PublishedValue | None:
     return parse_published(PRINTED.get(row, {}).get(measure, ""))
 
 
-def _printed_difference(measure: str, a: str, b: str) -> claims.PublishedValue | None:
+def _printed_difference(measure: str, a: str, b: str) -> PublishedValue | None:
     """a - b, if either order of it is printed."""
     if forward := _parse_row(row_name(a, b), measure):
         return forward
     back = _parse_row(row_name(b, a), measure)
-    return back and claims.PublishedValue(-back.high, -back.low, back.se)
+    return back and PublishedValue(-back.high, -back.low, back.se)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +149,19 @@ class PaperResults(Results):
         )
         return self.table(name, rows, *(measure.partition(":")[2] or METRIC_CAPTIONS[measure] for measure in measures))
 
+    def defined_tables(self) -> Iterator[Table]:
+        """The tables of measures whose rows the study's texts define."""
+        for name, texts in self.study_texts.get("tables", {}).items():
+            groups: dict[Any, dict[str, list[str]]] = {}
+            for i, rule in enumerate(texts.get("rows", ())):
+                for fields in combinations(rule, self.preset):
+                    cell, *names = filled([rule["cell"], *rule["names"]], fields)
+                    groups.setdefault((i, fields.get(rule.get("group"))), {})[cell] = names
+            if groups:
+                of_judges = [f"ppl:{judge}" for judge in self.judges]
+                each = (of_judges if one == "ppl of each judge" else [one] for one in texts["measures"])
+                yield self.measure_table(name, groups.values(), [one for some in each for one in some])
+
     def series(self, name: str, cells: Sequence[str], x: str | Sequence[float], y: str = "ppl", **style: Any) -> Series:
         """A line of a figure: a measure of some cells against numbers, or against another of their measures."""
         values = [self(cell, x).mean for cell in cells] if isinstance(x, str) else x
@@ -168,7 +178,7 @@ class PaperResults(Results):
         return self.matched(cell, [f"{role}/p/{p}" for p in self.preset.curve_top_ps[role]], on, measure)
 
     def finding(
-        self, make: MakeFinding, name: str, *cells: str, measure: str = "nll", on: str = "", **bound: float
+        self, make: Callable[..., Finding], name: str, *cells: str, measure: str = "nll", on: str = "", **bound: float
     ) -> Finding:
         """A finding about a difference of cells, or about a cell against global top-p at equal `on`, with the paper's
         value.

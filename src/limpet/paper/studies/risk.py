@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from limpet.evaluation.statistics import paired
+from limpet.evaluation import paired
 from limpet.experiments import Panel, ProbeValue, Results, above, estimate_series, not_below
 from limpet.models import Denoiser
 from limpet.paper.studies import audits

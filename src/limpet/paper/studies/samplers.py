@@ -12,9 +12,8 @@ from itertools import product
 
 import numpy as np
 
-from limpet.evaluation.statistics import Estimate, Floats, hull, interpolate, lowest
-from limpet.experiments import Cell, Entry, Panel, Point, Results, ScatterPlot, Table, format_signed
-from limpet.experiments.claims import Finding, below
+from limpet.evaluation import Estimate, Floats, hull, interpolate, lowest
+from limpet.experiments import Cell, Entry, Finding, Panel, Point, Results, ScatterPlot, Table, below, format_signed
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.paper.studies.presets import Preset, read_toml
 from limpet.paper.studies.published import METRIC_CAPTIONS, Claims, PaperResults

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from limpet.diffusion.selection import select
 from limpet.errors import LimpetError
-from limpet.evaluation.statistics import Estimate
-from limpet.experiments import Panel, Probe, ProbeValue, Results, Series, estimate_series
-from limpet.experiments.claims import Finding, above, between, within
+from limpet.evaluation import Estimate
+from limpet.experiments import (
+    Finding,
+    Panel,
+    Probe,
+    ProbeValue,
+    Results,
+    Series,
+    above,
+    between,
+    estimate_series,
+    within,
+)
 from limpet.models import Denoiser
 from limpet.paper.studies import audits
 from limpet.paper.studies.audits import estimate_of

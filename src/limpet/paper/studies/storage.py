@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.experiments import Panel, Series, Table
-from limpet.paper.studies.presets import Preset, defined_cells
+from limpet.experiments import Panel, Series
+from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import PaperResults, ticks
 
 TOP_PS = (1.0, 0.9, 0.85, 0.8)  # after a warmup at 0.9; the paper does not list its sweep
@@ -19,14 +19,6 @@ SAMPLERS = {
     "CRS": "CRS, written to the output",
     "mend": "Mend, written to the output",
 }
-
-
-cells = defined_cells("storage")
-
-
-def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
-    groups = [{f"{p}/{name}": (f"{p:g}", caption) for name, caption in SAMPLERS.items()} for p in TOP_PS]
-    yield results.measure_table("storage", groups)
 
 
 def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:

@@ -14,20 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limpet.evaluation.statistics import Estimate, paired
+from limpet.evaluation import Estimate, paired
 from limpet.experiments import (
     Cell,
     Entry,
+    Finding,
     Panel,
     Point,
     Prompts,
     Results,
     ScatterPlot,
     Table,
+    above,
     format_estimate,
     format_signed,
 )
-from limpet.experiments.claims import Finding, above
 from limpet.models.prompt_layouts import SudokuLayout
 from limpet.paper.studies.presets import Preset, WorldSize
 from limpet.paper.studies.published import Claims, PaperResults, ticks

@@ -16,7 +16,6 @@ from limpet.paper.studies.published import PaperResults
 from limpet.paper.studies.trajectories import AuditSettings, audit_inputs
 from limpet.samplers import CRS, State
 
-VALUES = {"argmax": "argmax", "second": "second-ranked", "nucleus": "top-p=0.9 alternative", "refreshed": "refreshed"}
 REFRESHED = {  # the last two are not in the paper: they separate revising tokens from revising all of them at once
     "refreshed": "every call",
     "refreshed-half": "every second call",
@@ -28,7 +27,7 @@ CHANGES = ("tokens replaced", "tokens reverted")
 def cells(preset: Preset) -> list[Cell | Probe]:
     settings = AuditSettings(n=preset.n, nfe=preset.nfe)
     changes = Probe("changes", (preset.distilled,), audit, settings, (1 + len(REFRESHED)) * cost(settings))
-    return [*defined_cells("values")(preset), changes]
+    return [*defined_cells("values", preset), changes]
 
 
 class ChangeCounts(NamedTuple):
@@ -79,6 +78,4 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
         changes = (Entry(format_estimate(estimate_of(results, name, values=values), 1)) for name in CHANGES)
         return Entry(name), *here, delta, *changes
 
-    rows = {**VALUES, "native": "none (native)"}
-    yield results.measure_table("values", [{values: (name,) for values, name in rows.items()}])
     yield results.table("values-refreshed", [[refreshed(*row) for row in REFRESHED.items()]])

@@ -7,14 +7,11 @@ from itertools import pairwise
 
 from limpet.diffusion.process import warmup_steps
 from limpet.experiments import Contrast, Entry, Panel, Table, format_signed
-from limpet.paper.studies.presets import Preset, defined_cells
+from limpet.paper.studies.presets import Preset
 from limpet.paper.studies.published import PaperResults, row_name, ticks
 
 WARMUPS = (0.016, 0.17, 0.33, 0.5)
 SAMPLERS = {"native": "native", "unlimited": "CRS"}  # the two ends of the horizons
-
-
-cells = defined_cells("warmup")
 
 
 def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:

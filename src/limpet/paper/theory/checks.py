@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from limpet.evaluation import statistics
+from limpet.evaluation import mean_se
 from limpet.experiments import Series
 
 TOLERANCE = 1e-10  # rounding error allowed in float64, relative to the larger side or to 1
@@ -78,7 +78,7 @@ def worst_case(statement: str, source: str, left: Tensor, relation: Relation, ri
 def compare_means(statement: str, source: str, left: Tensor, relation: Relation, right: Tensor | float) -> Check:
     """The check of the mean of (n,) values against a number, or against the mean of n values paired with them."""
     right = torch.as_tensor(right, dtype=torch.float64)
-    error = statistics.mean_se(right - left).se
+    error = mean_se(right - left).se
     return Check(statement, source, float(left.mean()), relation, float(right.mean()), error)
 
 

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from limpet.evaluation import statistics
+from limpet.evaluation import mean_se
 from limpet.experiments import Panel, estimate_series
 from limpet.generation import sample
 from limpet.models.exact import Mixture, codebook
@@ -106,7 +106,7 @@ def panels() -> Iterator[Panel]:
     }
     runs = {param: [run(source, crs.replace(**{param: x}), n) for x in sweep] for param, sweep in sweeps.items()}
     for key, (param, sweep) in product(("nll", "hybrid", "favoured"), sweeps.items()):
-        estimates, ends = [statistics.mean_se(measures[key]) for measures in runs[param]], (sweep[0], sweep[-1])
+        estimates, ends = [mean_se(measures[key]) for measures in runs[param]], (sweep[0], sweep[-1])
         lines = [
             estimate_series("CRS", sweep, estimates, style="o-"),
             line("native", ends, [native[key].mean()] * 2, "k--"),
