@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LimpetError, import_extra
+from limpet.evaluation import load_judge
 from limpet.evaluation.checkers.sudoku import puzzles
 from limpet.generation import SEED as DEFAULT_SEED
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, record
-from limpet.samplers import CRS, Mend, Native, Sampler
+from limpet.samplers import Mend, Native, Sampler
 from limpet.server import playground as playground_page
 from limpet.server.connections import LOOPBACK, Server
-from limpet.server.handlers import Resources
-from limpet.server.http import application, listen
+from limpet.server.handlers import Request, Resources, examples, page_length
+from limpet.server.handlers import trajectories as run
+from limpet.server.http import CALLS, application, first_samplers, listen
 from limpet.server.workers import in_this_process
 
 if TYPE_CHECKING:
@@ -37,13 +39,12 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEED, CALLS, LENGTH = 8202, 24, 96  # of the recorded run
 CAPTIONS = {  # of the two samplers in the animation
     "native": "every token may change until the end", "Mend": "confident tokens are kept, and may be revised",
 }  # fmt: skip
 SUDOKU_CALLS, CLUES = 16, 32  # of the animation of a sudoku: the first puzzle of seed 0, sampled with the default seed
 MOST_SUDOKU = 600_000  # bytes
-SHOWN = 16  # the call that the screenshots show: some tokens are committed, and the rest still change
+SHOWN = 10  # the call that the screenshots show: some tokens are committed, and the rest still change
 COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
 DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
@@ -87,9 +88,12 @@ def serving(app: Starlette) -> Iterator[str]:
 
 
 def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
-    """The run that the playground opens with: one sample of each of three samplers, on the same randomness."""
-    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), "Mend": Mend(nfe=calls)}
-    return {name.lower(): record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()}
+    """The run that the playground opens with: what its form says at first, one sample of each sampler, with scores."""
+    samplers, prompt = first_samplers(calls), examples(model)[0][1]
+    described = {name: sampler.to_dict() for name, sampler in samplers.items()}
+    resources = Resources({model.name: model}, load_judge(device="cpu"), any_text=False)
+    asked = Request(model.name, samplers, described, DEFAULT_SEED, 1, page_length(model), prompt, {}, score=True)
+    return dict(zip(playground_page.RECORDED, run(resources, asked, lambda *_: None), strict=True))
 
 
 def recorded_sudoku(model: Denoiser, calls: int = SUDOKU_CALLS) -> list[Trajectory]:
