@@ -39,6 +39,7 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+SEED, TEXT_CALLS, LENGTH = 8202, 24, 96  # of the animation of a text
 CAPTIONS = {  # of the two samplers in the animation
     "native": "every token may change until the end", "Mend": "confident tokens are kept, and may be revised",
 }  # fmt: skip
@@ -96,6 +97,12 @@ def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
     return dict(zip(playground_page.RECORDED, run(resources, asked, lambda *_: None), strict=True))
 
 
+def recorded_text(model: Denoiser, calls: int = TEXT_CALLS) -> list[Trajectory]:
+    """One text under native sampling and under Mend, on the same randomness."""
+    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "Mend": Mend(nfe=calls)}
+    return [record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()]
+
+
 def recorded_sudoku(model: Denoiser, calls: int = SUDOKU_CALLS) -> list[Trajectory]:
     """One puzzle under native sampling and under Mend, on the same randomness. The seeds were not chosen by results."""
     puzzle = puzzles(1, CLUES, seed=0)[0]
@@ -137,7 +144,6 @@ def still(shot: bytes, file: Path) -> None:
 def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: int = FEW) -> None:
     """Two trajectories as a GIF of texts or boards, each with a caption."""
     image: Any = import_extra("PIL.Image", "figures")
-    trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
     calls, shots = trajectories[0].header.calls, []
     with tab(opened, {"width": 980, "height": 700}, "light") as shown:
         shown.set_content(page.self_contained(trajectories))
@@ -160,7 +166,7 @@ def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: 
                 "(all, captions) => all.forEach((p, i) => { p.textContent = captions[i]; })", captions
             )
             shots.append(image.open(io.BytesIO(shown.locator("#trajectories").screenshot())).convert("RGB"))
-    palette = shots[SHOWN * calls // CALLS].quantize(colours)  # one for all frames: what does not change costs nothing
+    palette = shots[2 * calls // 3].quantize(colours)  # one for all frames: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
     times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
@@ -193,9 +199,9 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
 
 
 if __name__ == "__main__":
-    recorded_run = recorded(load("mini", device="cpu"))
-    sudoku_run = recorded_sudoku(load("sudoku", device="cpu"))
-    for name, trajectory in recorded_run.items():
+    mini = load("mini", device="cpu")
+    text_run, sudoku_run = recorded_text(mini), recorded_sudoku(load("sudoku", device="cpu"))
+    for name, trajectory in recorded(mini).items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()), sudoku_run)
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, text_run, sudoku_run)

@@ -19,10 +19,10 @@ from limpet.cli.common import (
     Sharpness,
     captioned_sampler,
     err,
-    print_recommended,
     progress,
     prompt_texts,
     readable,
+    recommended_for,
 )
 from limpet.cli.common import out as printer
 from limpet.cli.streams import print_json
@@ -31,7 +31,7 @@ from limpet.files import SEPARATOR, write_file
 from limpet.generation import SEED, Samples, fixed_ids, reply, sample
 from limpet.models import Canvas, Denoiser
 from limpet.recording import trajectory
-from limpet.samplers import Sampler, choose_sampler
+from limpet.samplers import Sampler
 from limpet.samplers.recommended import NFE
 
 MAX_DIGITS = 18  # of a position or an id
@@ -86,7 +86,9 @@ def run(
     for file in (out, record):
         _check_writable(file, force)
     denoiser = loading.load(model)
-    chosen = chosen if sampler else choose_sampler(None, nfe, sharpness, denoiser)
+    if sampler is None:
+        chosen = recommended_for(denoiser, nfe, sharpness)
+        caption = chosen.caption
     texts = prompt_texts(denoiser, prompt, prompts)
     is_chat = isinstance(denoiser, Canvas) and bool(texts)
     if is_chat and (prompts is not None or fix or record is not None):
@@ -95,8 +97,6 @@ def run(
         )
     fixed = fixed_ids(denoiser, words.items(), length or denoiser.length)
     each = [text for text in texts for _ in range(n)] or None
-    if sampler is None:
-        print_recommended(chosen, sharpness)
     samples = _draw(denoiser, caption, chosen, texts, each, n, seed, length, fixed, batch_size)
     lines = samples.lines()
     if out is not None:

@@ -72,7 +72,7 @@ def page_length(model: Denoiser) -> int:
 
 
 def examples(model: Denoiser) -> list[list[str]]:
-    """Example prompts of a model, each with what the page calls it: puzzles of a model of sudoku, none for molecules."""
+    """Example prompts of a model, each with what the page calls it: puzzles for sudoku, none for molecules."""
     if model.prompt_layout is not None and model.prompt_layout.name == "sudoku":
         return [[name, puzzles(1, clues)[0]] for name, clues in PUZZLES.items()]
     if isinstance(model, Source):

@@ -387,18 +387,27 @@ const limpet = (() => {
     if (shown !== null) paintPosition(shown);
   }
 
-  // Place a panel under its anchor, or above it where there is more room; on a narrow screen it is a sheet at the bottom.
+  const overlap = (one, two) => one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
+
+  // Place a panel under its anchor, above it or beside it, where it is whole on the screen and hides nothing that was opened.
+  // On a narrow screen the history of a position is a sheet at the bottom.
   function place(panel, anchor) {
     if (!anchor?.isConnected) return;
-    const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
-    const { offsetWidth: wide, offsetHeight: high } = panel, room = document.documentElement.clientWidth;
-    const below = box.bottom + gap + high <= innerHeight || box.top - gap - high < 0;
     if (getComputedStyle(panel).position === "fixed") {
       panel.style.left = panel.style.top = "";
       return;
     }
-    panel.style.left = `${scrollX + Math.max(edge, Math.min(box.left, room - wide - edge))}px`;
-    panel.style.top = `${scrollY + (below ? box.bottom + gap : box.top - gap - high)}px`;
+    const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
+    const { offsetWidth: wide, offsetHeight: high } = panel, room = document.documentElement.clientWidth;
+    const opened = [$("position"), $("acts")].filter((each) => each && each !== panel && !each.hidden && !each.contains(anchor)
+      && (each === $("position") || getComputedStyle(each).position === "fixed")).map((each) => each.getBoundingClientRect());
+    const along = Math.max(edge, Math.min(box.left, room - wide - edge));
+    const places = [[along, box.bottom + gap], [along, box.top - gap - high], [box.right + gap, box.top], [box.left - gap - wide, box.top]];
+    const isFree = ([left, top]) => left >= 0 && left + wide <= room && top >= 0 && top + high <= innerHeight
+      && !opened.some((each) => overlap({ left, top, right: left + wide, bottom: top + high }, each));
+    const [left, top] = places.find(isFree) ?? places[0];
+    panel.style.left = `${scrollX + left}px`;
+    panel.style.top = `${scrollY + top}px`;
   }
 
   function paintPosition(i) {
@@ -567,7 +576,7 @@ const limpet = (() => {
 
   function extend(parts) {
     for (const part of parts) addFrame(state.trajectories[part.index], fromBase64(part.frame), part.token_texts);
-    if (arrived() === 1) setLetters();
+    if (arrived() === 1) { setLetters(); performance.mark("first frame"); }
     paintTimeline();
     if (state.follow && !state.timer) { state.at = arrived() - 1; }
     paint();

@@ -43,6 +43,7 @@
   // The form
 
   const modelNow = () => about.models.find((each) => each.name === $("model").value);
+  const hasDial = () => modelNow().dial.every((one) => one.sampler in about.params);
   const sharpnessOf = (stop) => stop / (modelNow().dial.length - 1);
 
   function withCaption(caption, input) {
@@ -55,13 +56,13 @@
   function addSampler(name, values) {
     const box = make("fieldset"), nameInput = make("input"), preset = make("select"), sampler = make("select");
     const dial = make("input"), amount = make("output"), sharpness = make("label", "dial wide", "Sharpness ");
-    const first = make("div", "row first"), more = make("details"), named = make("div", "row"), rest = make("div", "row");
+    const first = make("div", "row first"), more = make("details"), named = make("div", "row"), rest = make("div", "row params");
     const remove = make("button", "quiet", "remove");
     const which = withCaption("Sampler", sampler);
     let inputs = []; // [param, input] of the chosen sampler
     nameInput.maxLength = 80;
     nameInput.required = true;
-    for (const key of [RECOMMENDED, ...Object.keys(PRESETS), CUSTOM]) preset.append(new Option(key, key));
+    for (const key of [...hasDial() ? [RECOMMENDED] : [], ...Object.keys(PRESETS), CUSTOM]) preset.append(new Option(key, key));
     for (const key of Object.keys(about.params)) sampler.append(new Option(key, key));
     const choose = (key) => {
       preset.value = key;
@@ -100,7 +101,9 @@
     const presetField = withCaption("Preset", preset);
     presetField.dataset.tip = "A sampler with its parameters; the recommended one has a dial. Change any parameter below to make it your own.";
     first.append(presetField, sharpness, remove);
-    named.append(which, withCaption("Name", nameInput));
+    const nameField = withCaption("Name", nameInput);
+    nameField.dataset.tip = "What the run calls this sampler.";
+    named.append(which, nameField);
     more.append(make("summary", "", "Sampler and parameters"), named, rest);
     box.append(make("legend"), first, more);
     $("samplers").append(box);
@@ -277,6 +280,7 @@
   async function run(request) {
     const controller = running = new AbortController();
     hasRun = true;
+    performance.mark("run");
     complain("");
     show("Sending …");
     say("");
