@@ -93,8 +93,8 @@ def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
     samplers, prompt = first_samplers(calls), examples(model)[0][1]
     described = {name: sampler.to_dict() for name, sampler in samplers.items()}
     resources = Resources({model.name: model}, load_judge(device="cpu"), any_text=False)
-    asked = Request(model.name, samplers, described, DEFAULT_SEED, 1, page_length(model), prompt, {}, score=True)
-    return dict(zip(playground_page.RECORDED, run(resources, asked, lambda *_: None), strict=True))
+    request = Request(model.name, samplers, described, DEFAULT_SEED, 1, page_length(model), prompt, {}, score=True)
+    return dict(zip(playground_page.RECORDED, run(resources, request, lambda *_: None), strict=True))
 
 
 def recorded_text(model: Denoiser, calls: int = TEXT_CALLS) -> list[Trajectory]:

@@ -711,13 +711,13 @@ def test_the_dial_decides_the_parameters_below_it(tab, address):
         assert header["name"] == f"sharpness={stop / 20:g}"
         assert limpet.samplers.from_dict(header["sampler"]) == limpet.recommended(calls, stop / 20)
     box.locator("summary").click()
-    box.locator(".params label", has_text="Budget").locator("input").fill("5")
-    box.locator(".params label", has_text="Budget").locator("input").press("Tab")
+    box.locator(".params").locator("label", has_text="Budget").locator("input").fill("5")
+    box.locator(".params").locator("label", has_text="Budget").locator("input").press("Tab")
     assert box.locator("label", has_text="Preset").locator("select").input_value() == "custom"
     assert box.locator(".dial").is_hidden()
     box.locator("label", has_text="Preset").locator("select").select_option("recommended")
     assert box.locator(".dial").is_visible()
-    assert box.locator(".params label", has_text="Budget").locator("input").input_value() != "5"
+    assert box.locator(".params").locator("label", has_text="Budget").locator("input").input_value() != "5"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -832,7 +832,7 @@ def test_each_term_and_parameter_has_its_help_on_hover_and_focus(tab, address):
     assert tip.is_hidden()
     box = tab.locator(".samplers fieldset").first
     box.locator("summary").click()
-    fields = box.locator(".params label")
+    fields = box.locator(".params").locator("label")
     for name, kind in samplers.available().items():  # every parameter of every sampler
         box.locator("label", has_text="Sampler").locator("select").select_option(name)
         tips = fields.evaluate_all("(all) => all.map((one) => one.dataset.tip)")
@@ -849,6 +849,7 @@ def test_each_term_and_parameter_has_its_help_on_hover_and_focus(tab, address):
 def test_a_word_is_fixed_by_clicking_it(tab, address, models):
     tab.goto(address)
     tab.select_option("#model", "exact:words")
+    tab.fill("#prompt", "")
     tab.fill("#nfe", "4")
     tab.click("#run")
     wait_done(tab)
