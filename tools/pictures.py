@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LimpetError, import_extra
+from limpet.evaluation import load_judge
 from limpet.evaluation.checkers.sudoku import puzzles
 from limpet.generation import SEED as DEFAULT_SEED
 from limpet.models import Denoiser
 from limpet.models.loading import load
 from limpet.recording import page
 from limpet.recording.trajectory import Trajectory, record
-from limpet.samplers import CRS, Mend, Native, Sampler
+from limpet.samplers import Mend, Native, Sampler
 from limpet.server import playground as playground_page
 from limpet.server.connections import LOOPBACK, Server
-from limpet.server.handlers import Resources
-from limpet.server.http import application, listen
+from limpet.server.handlers import Request, Resources, examples, page_length
+from limpet.server.handlers import trajectories as run
+from limpet.server.http import CALLS, application, first_samplers, listen
 from limpet.server.workers import in_this_process
 
 if TYPE_CHECKING:
@@ -37,13 +39,13 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SEED, CALLS, LENGTH = 8202, 24, 96  # of the recorded run
+SEED, TEXT_CALLS, LENGTH = 8202, 24, 96  # of the animation of a text
 CAPTIONS = {  # of the two samplers in the animation
     "native": "every token may change until the end", "Mend": "confident tokens are kept, and may be revised",
 }  # fmt: skip
 SUDOKU_CALLS, CLUES = 16, 32  # of the animation of a sudoku: the first puzzle of seed 0, sampled with the default seed
 MOST_SUDOKU = 600_000  # bytes
-SHOWN = 16  # the call that the screenshots show: some tokens are committed, and the rest still change
+SHOWN = 10  # the call that the screenshots show: some tokens are committed, and the rest still change
 COLOURS, FEW = 96, 24  # of a still picture, and of a moving one
 MOST = 1_000_000  # bytes of a picture
 DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
@@ -87,9 +89,18 @@ def serving(app: Starlette) -> Iterator[str]:
 
 
 def recorded(model: Denoiser, calls: int = CALLS) -> dict[str, Trajectory]:
-    """The run that the playground opens with: one sample of each of three samplers, on the same randomness."""
-    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), "Mend": Mend(nfe=calls)}
-    return {name.lower(): record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()}
+    """The run that the playground opens with: what its form says at first, one sample of each sampler, with scores."""
+    samplers, prompt = first_samplers(calls), examples(model)[0][1]
+    described = {name: sampler.to_dict() for name, sampler in samplers.items()}
+    resources = Resources({model.name: model}, load_judge(device="cpu"), any_text=False)
+    request = Request(model.name, samplers, described, DEFAULT_SEED, 1, page_length(model), prompt, {}, score=True)
+    return dict(zip(playground_page.RECORDED, run(resources, request, lambda *_: None), strict=True))
+
+
+def recorded_text(model: Denoiser, calls: int = TEXT_CALLS) -> list[Trajectory]:
+    """One text under native sampling and under Mend, on the same randomness."""
+    samplers: dict[str, Sampler] = {"native": Native(nfe=calls), "Mend": Mend(nfe=calls)}
+    return [record(model, one, SEED, length=LENGTH, name=name) for name, one in samplers.items()]
 
 
 def recorded_sudoku(model: Denoiser, calls: int = SUDOKU_CALLS) -> list[Trajectory]:
@@ -133,7 +144,6 @@ def still(shot: bytes, file: Path) -> None:
 def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: int = FEW) -> None:
     """Two trajectories as a GIF of texts or boards, each with a caption."""
     image: Any = import_extra("PIL.Image", "figures")
-    trajectories = [one for one in trajectories if one.header.name in CAPTIONS]
     calls, shots = trajectories[0].header.calls, []
     with tab(opened, {"width": 980, "height": 700}, "light") as shown:
         shown.set_content(page.self_contained(trajectories))
@@ -156,7 +166,7 @@ def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: 
                 "(all, captions) => all.forEach((p, i) => { p.textContent = captions[i]; })", captions
             )
             shots.append(image.open(io.BytesIO(shown.locator("#trajectories").screenshot())).convert("RGB"))
-    palette = shots[SHOWN * calls // CALLS].quantize(colours)  # one for all frames: what does not change costs nothing
+    palette = shots[2 * calls // 3].quantize(colours)  # one for all frames: what does not change costs nothing
     frames = [shot.quantize(palette=palette, dither=image.Dither.NONE) for shot in shots]
     times = [240] * calls + [6000]  # milliseconds
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
@@ -189,9 +199,9 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
 
 
 if __name__ == "__main__":
-    recorded_run = recorded(load("mini", device="cpu"))
-    sudoku_run = recorded_sudoku(load("sudoku", device="cpu"))
-    for name, trajectory in recorded_run.items():
+    mini = load("mini", device="cpu")
+    text_run, sudoku_run = recorded_text(mini), recorded_sudoku(load("sudoku", device="cpu"))
+    for name, trajectory in recorded(mini).items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, list(recorded_run.values()), sudoku_run)
+        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, text_run, sudoku_run)

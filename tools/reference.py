@@ -1,7 +1,7 @@
 """Writes what the documentation repeats from the code: the help of every command, the parameters of every sampler,
 memory per GPU, what the paper reports of Duo, and `llms.txt`.
 
-`python tools/reference.py` writes the blocks of docs/cli.md, docs/parameters.md, docs/checkpoints.md and docs/duo.md,
+`python tools/reference.py` writes the blocks of docs/cli*.md, docs/parameters*.md, docs/checkpoints.md and docs/duo.md,
 and docs/llms.txt. A test holds them current."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +37,16 @@ SUMMARY = (
     "limpet samples uniform-state discrete diffusion models (Duo, UDLM, GIDD, Sumi, DiffusionGemma) with committed "
     "reveal sampling (CRS), its successor Mend and other samplers, and compares them fairly."
 )
+COMMAND_PAGES = {  # page -> its commands
+    "cli.md": "sample infill bulk watch view info check",
+    "cli-compare.md": "compare score samplers tune study bench",
+    "cli-serve.md": "serve train doctor paper",
+}
+PARAMETER_PAGES = {  # page -> its samplers
+    "parameters.md": "native crs mend psi ddim gibbs trapezoidal tau-leaping forward-backward",
+    "parameters-others.md": "rdm confidence-threshold entropy-bound block-refinement gidd-adaptive gidd-correction "
+    "guided",
+}
 GIB = 2**30
 SIZES = {  # model on the hub: its parameters
     "UDLM, 139M": 139e6,
@@ -58,22 +69,24 @@ def help_of(name: str) -> str:
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().split("\n"))
 
 
-def commands() -> str:
-    """The help of every command, each under its name."""
-    parts = []
-    names = [(name, what) for name, what in command_line.COMMANDS.items() if name != "paper"]
-    names += [(f"paper {name}", what) for name, what in command_line.PAPER.items()]
-    for name, what in names:
+def commands(page: str) -> str:
+    """The help of the commands of a page, each under its name."""
+    parts, own = [], COMMAND_PAGES[page].split()
+    names = {name: command_line.COMMANDS[name] for name in own if name != "paper"}
+    if "paper" in own:
+        names |= {f"paper {name}": what for name, what in command_line.PAPER.items()}
+    for name, what in names.items():
         parts.append(f"## limpet {name}\n\n{what[0].upper()}{what[1:]}.\n\n```text\n{help_of(name)}\n```")
     return "\n\n".join(parts)
 
 
-def parameters() -> str:
-    """A table for each sampler. Of one that inherits, the parameters that it adds or whose default it changes."""
+def parameters(page: str) -> str:
+    """A table for each sampler of a page: of one that inherits, the parameters that it adds or changes."""
     parts = []
     kinds = {name: samplers.find(name) for name in BUILTIN}
     described = {name: describe(name, kind) for name, kind in kinds.items()}
-    for name, kind in kinds.items():
+    for name in PARAMETER_PAGES[page].split():
+        kind = kinds[name]
         parents = [other for other, base in kinds.items() if base is not kind and issubclass(kind, base)]
         known: list[Any] = []
         ending = ""
@@ -164,8 +177,8 @@ def llms() -> str:
 
 
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {  # page, block -> its content
-    ("cli.md", "commands"): commands,
-    ("parameters.md", "parameters"): parameters,
+    **{(page, "commands"): partial(commands, page) for page in COMMAND_PAGES},
+    **{(page, "parameters"): partial(parameters, page) for page in PARAMETER_PAGES},
     ("checkpoints.md", "memory"): memory,
     ("duo.md", "expected"): expected,
 }

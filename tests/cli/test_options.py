@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -20,6 +16,7 @@ from limpet.evaluation.judges import builtin_fits, default_judge
 from limpet.models import tokenizer_digest
 from limpet.server.scheduler import Limits
 from limpet.training import recipe
+from terminal import fits, in_terminal
 
 COLUMNS, LINES = 80, 60
 TINY = ["--model", "exact:words", "--nfe", "3", "--n", "2"]
@@ -31,37 +28,30 @@ def output(capsys, *call: str, code: int = 0) -> str:
     return captured.err if code else captured.out
 
 
+def words(text: str) -> set[str]:
+    """The words of a help text, without its boxes."""
+    return set(re.findall(r"[a-zA-Z]{2,}", text))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_screen_and_its_width(name, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+def test_help_fits_a_terminal_and_breaks_no_word(name, capsys, monkeypatch):
+    """In a terminal of 80 columns. A word that is broken is no word of the help in a wide one."""
+    shown = in_terminal(*name.split(), "--help", columns=COLUMNS)
+    lines = shown.rstrip("\n").split("\n")
+    assert len(lines) <= LINES, f"{len(lines)} lines"
+    fits(shown, COLUMNS)
+    assert not [line for line in lines if "default: None" in line or "{None}" in line or "--no-" in line]
+    assert "--config FILE" in " ".join(shown.split())
+    monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit) as stop:
         main.main([*name.split(), "--help"])
-    lines = capsys.readouterr().out.rstrip("\n").split("\n")
     assert stop.value.code == 0
-    assert len(lines) <= LINES, f"{len(lines)} lines"
-    assert max(map(len, lines)) <= COLUMNS
-    assert not [line for line in lines if "default: None" in line or "{None}" in line or "--no-" in line]
-    assert "--config FILE" in " ".join(" ".join(lines).split())
+    assert words(shown) <= words(capsys.readouterr().out)
 
 
 def test_help_wraps_at_words_in_a_terminal():
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "limpet.cli.main", "sample", "--help"]
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "dumb"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            if not (part := os.read(ours, 65536)):
-                break
-        except OSError:
-            break
-        shown += part
-    os.close(ours)
-    assert process.wait() == 0
-    words = re.sub(r"[│╭╮╰╯─\s]+", " ", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()))
-    assert "text that stands from that token on; digits are ids (12=345,6) unless they are in double quotes" in words
+    shown = re.sub(r"[│╭╮╰╯─\s]+", " ", in_terminal("sample", "--help"))
+    assert "text that stands from that token on; digits are ids (12=345,6) unless they are in double quotes" in shown
 
 
 def test_help_of_serve_names_every_limit_and_its_default(capsys):

@@ -114,7 +114,7 @@ def test_a_comparison_is_paired(client, words):
 
 def test_the_defaults_are_what_the_page_starts_with(client, words):
     found = client.post("/api/compare", json={}).json()["samplers"]
-    expected = {"native": Native(nfe=16), "sharpness=0.25": limpet.recommended(16)}
+    expected = {"native": Native(nfe=16), "CRS": CRS(nfe=16), "sharpness=0.25": limpet.recommended(16)}
     assert {name: row["sampler"] for name, row in found.items()} == {
         name: sampler.to_dict() for name, sampler in expected.items()
     }

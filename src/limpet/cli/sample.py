@@ -85,6 +85,7 @@ def run(
     for file in (out, record):
         _check_writable(file, force)
     denoiser = loading.load(model)
+    caption, chosen = captioned_sampler(sampler, nfe, sharpness, denoiser)
     texts = prompt_texts(denoiser, prompt, prompts)
     is_chat = isinstance(denoiser, Canvas) and bool(texts)
     if is_chat and (prompts is not None or fix or record is not None):
@@ -93,7 +94,6 @@ def run(
         )
     fixed = fixed_ids(denoiser, words.items(), length or denoiser.length)
     each = [text for text in texts for _ in range(n)] or None
-    caption, chosen = captioned_sampler(sampler, nfe, sharpness, denoiser)
     samples = _draw(denoiser, caption, chosen, texts, each, n, seed, length, fixed, batch_size)
     lines = samples.lines()
     if out is not None:

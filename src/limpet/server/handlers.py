@@ -12,14 +12,20 @@ import numpy as np
 
 from limpet.errors import LimpetError
 from limpet.evaluation import Checker, Judge, SampleSet, convention_for, evaluate, find_checker, source_judge
+from limpet.evaluation.checkers.sudoku import puzzles
 from limpet.evaluation.comparison import METRICS
 from limpet.evaluation.judges import builtin_fits
 from limpet.generation import sample
 from limpet.models import Canvas, Denoiser, tokenizer_digest
 from limpet.models.exact import Source
 from limpet.recording.trajectory import FIXED, Trajectory, follow
-from limpet.samplers import Sampler
+from limpet.samplers import Sampler, params, recommended
 
+PROMPTS = ("The sea", "Once upon a time", '"Where are you going?"')  # examples of the page for models of English
+LETTERS = ("moon tide ", "([{")  # for sources of letters and of brackets
+PUZZLES = {"a sudoku of 40 clues": 40, "of 32 clues": 32}
+SHORT = 96  # tokens that the page asks of a model of text, so that several texts fit on a screen
+DIAL_STOPS = 20  # steps of the page's dial from sharpness 0 to 1
 ABOUT_JUDGE = ("digest", "convention", "precision")
 LIKELIHOOD = ("counted", "nll", "perplexity")
 Report = Callable[[str, Any], None]  # (event, data), after every network call; raises when work must stop
@@ -53,9 +59,42 @@ class Resources:
                 "any_length": not isinstance(model, Source), "has_text": model.tokenizer is not None,
                 "is_canvas": isinstance(model, Canvas),
                 "judge": None if (judge := self.judge_of(model)) is None else judge.name,
+                "page_length": page_length(model), "examples": examples(model), "dial": dial(model),
             }
             for name, model in self.models.items()
         }  # fmt: skip
+
+
+def page_length(model: Denoiser) -> int:
+    """The tokens of a sample that the page asks for at first."""
+    is_text = model.checker is None and not isinstance(model, Source | Canvas)
+    return min(model.length, SHORT) if is_text else model.length
+
+
+def examples(model: Denoiser) -> list[list[str]]:
+    """Example prompts of a model, each with what the page calls it: puzzles for sudoku, none for molecules."""
+    if model.prompt_layout is not None and model.prompt_layout.name == "sudoku":
+        return [[name, puzzles(1, clues)[0]] for name, clues in PUZZLES.items()]
+    if isinstance(model, Source):
+        return [[text, text] for text in LETTERS if _can_write(model, text)][:1]
+    return [] if model.checker else [[text, text] for text in PROMPTS if _can_write(model, text)]
+
+
+def _can_write(model: Denoiser, text: str) -> bool:
+    try:
+        return model.tokenizer is not None and model.tokenizer.decode(model.tokenizer.encode(text)) == text
+    except LimpetError:
+        return False
+
+
+def dial(model: Denoiser) -> list[dict[str, Any]]:
+    """The recommended sampler at sharpness 0, 1/20, ..., 1: what differs from its defaults, without the calls."""
+    stops = [recommended(sharpness=stop / DIAL_STOPS, model=model) for stop in range(DIAL_STOPS + 1)]
+    defaults = [{name: param.default for name, param in params(type(one)).items()} for one in stops]
+    return [
+        {name: value for name, value in one.to_dict().items() if name != "nfe" and value != default.get(name, ...)}
+        for one, default in zip(stops, defaults, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

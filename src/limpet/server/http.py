@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from limpet import samplers as registered
 from limpet.errors import LimpetError
-from limpet.samplers import Native, Sampler, recommended
+from limpet.samplers import CRS, Native, Sampler, recommended
 from limpet.samplers.recommended import SHARPNESS
 from limpet.server import openai, schema
 from limpet.server.connections import LOOPBACK, RequestFilter, parse_proxies
@@ -42,9 +42,9 @@ HEADERS = {
 
 
 def first_samplers(calls: int, sharpness: float | None = None) -> dict[str, Sampler]:
-    """The samplers that the page starts with by default: native, and the recommended one at a sharpness."""
+    """The samplers that the page starts with by default: native, CRS, and the recommended one at a sharpness."""
     name = f"sharpness={SHARPNESS if sharpness is None else sharpness:g}"
-    return {"native": Native(nfe=calls), name: recommended(calls, sharpness)}
+    return {"native": Native(nfe=calls), "CRS": CRS(nfe=calls), name: recommended(calls, sharpness)}
 
 
 def application(

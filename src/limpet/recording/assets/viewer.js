@@ -4,15 +4,17 @@ const limpet = (() => {
   const FIXED = 1, DEFICIT = 65535, PROB = 255; // bit 0 is the mask "fixed"; the integers that stand for 1
   const STYLED = ["fixed", "committed", "visible", "chosen", "revised"]; // masks with a style of their own; the others share three
   const ACTIONS = ["chosen", "revised"]; // masks of what a call did; the others are of the state of a position
-  const MEANINGS = { // of the styled masks, for the legend
-    fixed: "part of the prompt, or fixed by hand",
-    committed: "in an earlier call; no longer in the model input",
-    visible: "committed, and in the model input",
-    chosen: "committed by this call",
-    revised: "a committed token that this call changed",
-    changed: "another token than one call before",
-    clue: "a cell that the puzzle gives",
-    clash: "an equal digit in the row, column or box, or another digit than the clue",
+  const MEANINGS = { // of what the legend names: a few words, and the tooltip
+    fixed: ["given at first", "Part of the prompt, or fixed by hand; it never changes."],
+    committed: ["kept, hidden", "Committed in an earlier call, and no longer in the model input."],
+    visible: ["kept, shown", "Committed in an earlier call, and in the model input."],
+    chosen: ["kept from now", "Committed by this call: stored as the most probable token, and in the model input from the next call on."],
+    revised: ["kept, changed", "A committed token that this call changed."],
+    changed: ["new since last", "Another token than one call before."],
+    clue: ["given by puzzle", "A cell that the puzzle gives."],
+    clash: ["breaks a rule", "An equal digit in the row, column or box, or another digit than the clue."],
+    t: ["share of noise", "The time of the call, from 1, where every token is noise, to 0, the output."],
+    deficit: ["mean doubt left", "The confidence deficit, 1 minus the largest predicted probability, as a mean over the positions that are not fixed."],
   };
   const LEVELS = 8; // of shading
   const $ = (id) => document.getElementById(id);
@@ -248,15 +250,23 @@ const limpet = (() => {
     const masks = new Map(state.trajectories.flatMap((trajectory) => trajectory.header.masks.map((name) => [name, classOf(trajectory, name)])));
     const ofBoards = state.trajectories.some(isBoard) ? [["clue", "clue"], ["clash", "clash"]] : [];
     const items = [...masks, ["changed", "changed"], ...ofBoards].map(([name, classes]) => {
-      const item = make("li");
-      item.append(make("i", classes, "word"), make("b", "", name), MEANINGS[name] ? `: ${MEANINGS[name]}` : "");
+      const item = make("li"), [meaning, tip] = MEANINGS[name] ?? [], sample = make("i", classes);
+      if (tip) item.dataset.tip = tip;
+      sample.append(make("b", "", name));
+      item.append(sample, meaning ? ` ${meaning}` : "");
       return item;
     });
     const [from, to] = { confidence: ["unsure", "sure"], age: ["new", "old"], none: [] }[state.colour];
     if (from) {
       const item = make("li"), scale = make("span", `scale ${state.colour}`);
       scale.append(...Array.from({ length: LEVELS }, (_, level) => make("span", `k${level}`)));
-      item.append(make("b", "", state.colour), `: ${from}`, scale, to);
+      item.append(make("b", "", state.colour), ` ${from}`, scale, to);
+      items.push(item);
+    }
+    for (const name of ["t", "deficit"]) {
+      const item = make("li"), [meaning, tip] = MEANINGS[name];
+      item.dataset.tip = tip;
+      item.append(make("b", "", name), ` ${meaning}`);
       items.push(item);
     }
     $("legend").replaceChildren(...items);
@@ -268,7 +278,7 @@ const limpet = (() => {
     const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
     const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
     for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
-    asText.title = "Download the text"; asFile.title = "Download the trajectory";
+    asText.dataset.tip = "Download the text."; asFile.dataset.tip = "Download the trajectory, for limpet view and limpet watch.";
     const name = `limpet-${trajectory.header.model}-${trajectory.header.seed}-${trajectory.header.name}`;
     asText.onclick = () => download(`${name}.txt`, textOf(trajectory), "text/plain;charset=utf-8");
     asFile.onclick = async () => download(`${name}.limpet`, await fileOf(trajectory), "application/octet-stream");
@@ -377,18 +387,27 @@ const limpet = (() => {
     if (shown !== null) paintPosition(shown);
   }
 
-  // Place a panel under its anchor, or above it where there is more room; on a narrow screen it is a sheet at the bottom.
+  const overlap = (one, two) => one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
+
+  // Place a panel under its anchor, above it or beside it, where it is whole on the screen and hides nothing that was opened.
+  // On a narrow screen the history of a position is a sheet at the bottom.
   function place(panel, anchor) {
     if (!anchor?.isConnected) return;
-    const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
-    const { offsetWidth: wide, offsetHeight: high } = panel, room = document.documentElement.clientWidth;
-    const below = box.bottom + gap + high <= innerHeight || box.top - gap - high < 0;
     if (getComputedStyle(panel).position === "fixed") {
       panel.style.left = panel.style.top = "";
       return;
     }
-    panel.style.left = `${scrollX + Math.max(edge, Math.min(box.left, room - wide - edge))}px`;
-    panel.style.top = `${scrollY + (below ? box.bottom + gap : box.top - gap - high)}px`;
+    const box = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect(), gap = 6, edge = 8;
+    const { offsetWidth: wide, offsetHeight: high } = panel, room = document.documentElement.clientWidth;
+    const opened = [$("position"), $("acts")].filter((each) => each && each !== panel && !each.hidden && !each.contains(anchor)
+      && (each === $("position") || getComputedStyle(each).position === "fixed")).map((each) => each.getBoundingClientRect());
+    const along = Math.max(edge, Math.min(box.left, room - wide - edge));
+    const places = [[along, box.bottom + gap], [along, box.top - gap - high], [box.right + gap, box.top], [box.left - gap - wide, box.top]];
+    const isFree = ([left, top]) => left >= 0 && left + wide <= room && top >= 0 && top + high <= innerHeight
+      && !opened.some((each) => overlap({ left, top, right: left + wide, bottom: top + high }, each));
+    const [left, top] = places.find(isFree) ?? places[0];
+    panel.style.left = `${scrollX + left}px`;
+    panel.style.top = `${scrollY + top}px`;
   }
 
   function paintPosition(i) {
@@ -490,7 +509,7 @@ const limpet = (() => {
       drawing.addEventListener("pointerdown", seek);
       drawing.addEventListener("pointermove", seek);
       const axes = make("div", "axes"), up = make("div", "up"), along = make("div", "along");
-      up.append(make("span", "top"), make("span", "", "0"));
+      up.append(make("span", "most"), make("span", "", "0"));
       along.append(make("span", "", "call 1"), make("span", "", frames() > 1 ? `${frames() - 1}` : ""));
       axes.append(up, drawing, along);
       caption.append(make("span", "", chart.title), make("span", "value"));
@@ -504,7 +523,7 @@ const limpet = (() => {
     charts().forEach((chart, c) => {
       const drawing = figures[c].querySelector("svg"), n = frames() - 1;
       const ends = [], top = Math.max(1e-9, ...state.trajectories.map(chart.top)); // one scale for all trajectories
-      figures[c].querySelector(".top").textContent = chart.text(top);
+      figures[c].querySelector(".most").textContent = chart.text(top);
       state.trajectories.forEach((trajectory, index) => {
         const points = trajectory.frames.map(chart.value).map((v, r) => [v, r]).filter(([v]) => v !== null);
         drawing.children[index].setAttribute("d", points.map(([v, r], k) =>
@@ -557,7 +576,7 @@ const limpet = (() => {
 
   function extend(parts) {
     for (const part of parts) addFrame(state.trajectories[part.index], fromBase64(part.frame), part.token_texts);
-    if (arrived() === 1) setLetters();
+    if (arrived() === 1) { setLetters(); performance.mark("first frame"); }
     paintTimeline();
     if (state.follow && !state.timer) { state.at = arrived() - 1; }
     paint();

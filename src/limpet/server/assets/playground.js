@@ -6,6 +6,8 @@
   let running = null; // the AbortController of the current run
   let hasRun = false; // whether there was a run on this page
 
+  const RECOMMENDED = "recommended", CUSTOM = "custom"; // a preset with a dial, and what is no preset
+
   // Samplers to choose from; those that this server does not have are left out.
   const PRESETS = Object.fromEntries(Object.entries({
     native: { sampler: "native" }, CRS: { sampler: "crs" }, Mend: { sampler: "mend" }, "top-p .9": { sampler: "native", top_p: 0.9 },
@@ -40,23 +42,32 @@
 
   // The form
 
+  const modelNow = () => about.models.find((each) => each.name === $("model").value);
+  const hasDial = () => modelNow().dial.every((one) => one.sampler in about.params);
+  const sharpnessOf = (stop) => stop / (modelNow().dial.length - 1);
+
   function withCaption(caption, input) {
     const element = make("label", "", caption);
     element.append(input);
     return element;
   }
 
+  // A box of the form: a preset, the dial of the recommended sampler, and, folded, the parameters that follow from them.
   function addSampler(name, values) {
     const box = make("fieldset"), nameInput = make("input"), preset = make("select"), sampler = make("select");
-    const first = make("div", "row"), more = make("details"), rest = make("div", "row");
+    const dial = make("input"), amount = make("output"), sharpness = make("label", "dial wide", "Sharpness ");
+    const first = make("div", "row first"), more = make("details"), named = make("div", "row"), rest = make("div", "row params");
     const remove = make("button", "quiet", "remove");
     const which = withCaption("Sampler", sampler);
     let inputs = []; // [param, input] of the chosen sampler
     nameInput.maxLength = 80;
     nameInput.required = true;
-    for (const key of ["custom", ...Object.keys(PRESETS)]) preset.append(new Option(key, key));
+    for (const key of [...hasDial() ? [RECOMMENDED] : [], ...Object.keys(PRESETS), CUSTOM]) preset.append(new Option(key, key));
     for (const key of Object.keys(about.params)) sampler.append(new Option(key, key));
-    const custom = () => { preset.value = "custom"; };
+    const choose = (key) => {
+      preset.value = key;
+      sharpness.hidden = key !== RECOMMENDED;
+    };
     const fill = (title, values) => {
       nameInput.value = title;
       sampler.value = values.sampler;
@@ -64,18 +75,36 @@
       inputs = paramsOf(values.sampler).map((param) => [param, paramInput(param)]);
       rest.replaceChildren(...inputs.map(([param, input]) => {
         input.value = (param.name in values ? values[param.name] : defaultOf(param)) ?? "";
-        input.onchange = custom;
+        input.onchange = () => choose(CUSTOM);
         const title = param.name.replaceAll("_", " "), field = withCaption(title.charAt(0).toUpperCase() + title.slice(1), input);
         field.dataset.tip = param.help;
         return field;
       }));
     };
-    preset.onchange = () => { if (preset.value !== "custom") fill(preset.value, PRESETS[preset.value]); };
-    sampler.onchange = () => { fill(sampler.value, { sampler: sampler.value }); custom(); };
+    const turn = () => {
+      choose(RECOMMENDED);
+      amount.value = String(sharpnessOf(Number(dial.value)));
+      dial.setAttribute("aria-valuetext", amount.value);
+      fill(`sharpness=${amount.value}`, modelNow().dial[Number(dial.value)]);
+    };
+    Object.assign(dial, { type: "range", min: 0, max: modelNow().dial.length - 1, step: 1, value: Math.round((modelNow().dial.length - 1) * about.sharpness) });
+    dial.oninput = () => { turn(); renumber(); };
+    sharpness.append(amount, dial);
+    sharpness.dataset.tip = "From 0, diverse, to 1, sharp: how much diversity is given up for more probable texts. The parameters below follow.";
+    preset.onchange = () => {
+      if (preset.value === RECOMMENDED) turn();
+      else if (preset.value !== CUSTOM) { choose(preset.value); fill(preset.value, PRESETS[preset.value]); }
+    };
+    sampler.onchange = () => { fill(sampler.value, { sampler: sampler.value }); choose(CUSTOM); };
     remove.type = "button";
     remove.onclick = () => { box.remove(); renumber(); };
-    first.append(withCaption("Preset", preset), which, withCaption("Name", nameInput), remove);
-    more.append(make("summary", "", "All parameters"), rest);
+    const presetField = withCaption("Preset", preset);
+    presetField.dataset.tip = "A sampler with its parameters; the recommended one has a dial. Change any parameter below to make it your own.";
+    first.append(presetField, sharpness, remove);
+    const nameField = withCaption("Name", nameInput);
+    nameField.dataset.tip = "What the run calls this sampler.";
+    named.append(which, nameField);
+    more.append(make("summary", "", "Sampler and parameters"), named, rest);
     box.append(make("legend"), first, more);
     $("samplers").append(box);
     box.read = () => {
@@ -86,8 +115,11 @@
       }
       return [nameInput.value, chosen];
     };
+    box.followModel = () => { if (preset.value === RECOMMENDED) turn(); };
     fill(name, values);
-    preset.value = Object.keys(PRESETS).find((key) => same(PRESETS[key], box.read()[1])) ?? "custom";
+    const read = box.read()[1], stop = modelNow().dial.findIndex((one) => same(one, read));
+    if (stop >= 0) { dial.value = stop; amount.value = String(sharpnessOf(stop)); dial.setAttribute("aria-valuetext", amount.value); }
+    choose(stop >= 0 ? RECOMMENDED : Object.keys(PRESETS).find((key) => same(PRESETS[key], read)) ?? CUSTOM);
     renumber();
   }
 
@@ -112,7 +144,7 @@
     const boxes = [...$("samplers").children], styles = limpet.stylesOf(boxes.map((box) => box.read()[1]));
     boxes.forEach((box, index) => {
       box.className = styles[index].classes;
-      box.querySelector("legend").textContent = `Sampler ${index + 1}`;
+      box.querySelector("legend").textContent = `${index + 1}: ${box.read()[0]}`;
       box.querySelector("button.quiet").hidden = boxes.length === 1;
     });
     $("add").disabled = boxes.length >= limits.samplers;
@@ -160,17 +192,25 @@
   }
 
   function chooseModel() {
-    const model = about.models.find((each) => each.name === $("model").value);
-    $("length").value = model.length;
+    const model = modelNow(), [first] = model.examples, isOther = about.models.some((each) => each.examples.some(([, prompt]) => prompt === $("prompt").value));
+    if (isOther || !$("prompt").value) $("prompt").value = first?.[1] ?? "";
+    $("length").value = Math.min(model.page_length, limits.length);
     $("length").disabled = !model.any_length;
     $("prompt").disabled = !model.has_text;
     limpet.state.onFix = model.has_text ? fixWord : null;
+    $("examples").replaceChildren(...model.examples.length ? ["Try as a prompt: "] : [], ...model.examples.map(([name, prompt]) => {
+      const button = make("button", "chip", name);
+      button.type = "button";
+      button.onclick = () => { $("prompt").value = prompt; say("The prompt is filled in: press Run."); };
+      return button;
+    }));
+    for (const box of $("samplers").children) box.followModel();
     summarise();
   }
 
   // The request that the form describes; of each sampler only what differs from its defaults.
   function read() {
-    const model = about.models.find((each) => each.name === $("model").value), nfe = Number($("nfe").value);
+    const model = modelNow(), nfe = Number($("nfe").value);
     const samplers = {};
     for (const box of $("samplers").children) {
       const [name, chosen] = box.read();
@@ -240,6 +280,7 @@
   async function run(request) {
     const controller = running = new AbortController();
     hasRun = true;
+    performance.mark("run");
     complain("");
     show("Sending …");
     say("");
@@ -303,6 +344,7 @@
 
   for (const model of about.models) $("model").append(new Option(model.name, model.name));
   $("nfe").max = limits.calls;
+  $("seed").value = about.seed;
   $("length").max = limits.length;
   $("seed").max = limits.seed;
   $("model").onchange = chooseModel;
@@ -324,7 +366,10 @@
   chooseModel();
   restore(); // a link fills the form in and starts nothing
   if (!$("samplers").children.length) putSamplers(about.samplers);
-  limpet.open(about.recorded, () => !hasRun).then(() => {
+  const recorded = new URLSearchParams(location.search).has("samplers") ? [] : about.recorded; // a run of what the form says, where there is one
+  $("recorded").hidden = !recorded.length;
+  $("unrecorded").hidden = Boolean(recorded.length);
+  if (recorded.length) limpet.open(recorded, () => !hasRun).then(() => {
     if (hasRun) return;
     limpet.fixHeight();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) limpet.go(Infinity);
