@@ -12,7 +12,7 @@ import limpet
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.models.prompt_layouts import LAYOUTS, UNITS
+from limpet.models.prompt_layouts import BOARDS, LAYOUTS
 
 LAYOUT = LAYOUTS["sudoku"]
 KNOWN = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
@@ -53,13 +53,17 @@ def test_what_is_no_puzzle_is_one_sentence(model, text: str, sentence: str) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_the_units_are_rows_columns_and_boxes() -> None:
-    assert len(UNITS) == 27
-    for name, cells in UNITS.items():
+@pytest.mark.parametrize(("cells", "height", "width"), [(81, 3, 3), (36, 2, 3), (16, 2, 2)])
+def test_the_units_are_rows_columns_and_boxes(cells: int, height: int, width: int) -> None:
+    board = BOARDS[cells]
+    assert len(board.units) == 3 * board.side
+    for name, unit in board.units.items():
+        assert len(set(unit)) == board.side
         kind, number = name.split()
-        for cell in cells:
-            row, column = divmod(cell, 9)
-            assert {"row": row, "column": column, "box": row // 3 * 3 + column // 3}[kind] + 1 == int(number)
+        for cell in unit:
+            row, column = divmod(cell, board.side)
+            box = row // height * (board.side // width) + column // width
+            assert {"row": row, "column": column, "box": box}[kind] + 1 == int(number)
 
 
 def test_a_sample_begins_with_its_puzzle(model) -> None:

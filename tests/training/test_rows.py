@@ -14,12 +14,13 @@ import torch
 import limpet
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.models.prompt_layouts import CELLS, LAYOUTS
+from limpet.models.prompt_layouts import BOARDS, LAYOUTS, SUDOKU, SudokuLayout
 from limpet.models.tokenizers import HuggingFaceTokenizer
 from limpet.training import datasets, heldout, loop, objectives, recipe, rows
 
 CPU = torch.device("cpu")
-PROMPT = rows.SUDOKU_PROMPT
+NINE = SUDOKU["sudoku"]
+PROMPT = len(NINE.empty)
 LINES = [f"{a}{b}{c}" for a in "CNO" for b in ("=", "#", "", "(F)") for c in ("C", "CC", "N1")]
 
 
@@ -41,12 +42,13 @@ def test_characters_survive_a_round_trip() -> None:
         HuggingFaceTokenizer(tokenizer).encode("Cx")
 
 
-@pytest.mark.parametrize(("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0")])
+@pytest.mark.parametrize(("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0"), ("sudoku-6x6", "?0123456=0")])
 def test_the_built_in_tokenizers_hold_what_the_recipes_make(name: str, text: str) -> None:
     tokenizer = limpet.load(name, device="cpu").tokenizer
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    if name == "sudoku":
-        assert tokenizer.encode(rows.SUDOKU_CHARACTERS) == list(range(12))
+    if name in SUDOKU:
+        characters = SUDOKU[name].characters
+        assert tokenizer.encode(characters) == list(range(len(characters)))
 
 
 @pytest.fixture
@@ -100,23 +102,24 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> recipe.Data:
     return data
 
 
-def test_a_row_is_a_puzzle_and_its_solution() -> None:
-    full = sudoku.random_symmetries(torch.from_numpy(sudoku.base_boards(50, 0)).repeat(8, 1)).long()
-    clues = recipe.Clues(17, 60, 0.15)
-    found = rows.sudoku_rows(full, clues, torch.Generator().manual_seed(0))
-    assert found.shape == (400, 164)
-    assert torch.equal(found[:, PROMPT:], full)
-    puzzles = found[:, 1 : PROMPT - 1]
+@pytest.mark.parametrize(("layout", "fewest", "most"), [(NINE, 17, 60), (SUDOKU["sudoku-6x6"], 8, 26)])
+def test_a_row_is_a_puzzle_and_its_solution(layout: SudokuLayout, fewest: int, most: int) -> None:
+    bases = torch.from_numpy(sudoku.base_boards(50, 0, layout.board))
+    full = sudoku.random_symmetries(bases.repeat(8, 1)).long()
+    clues, prompt = recipe.Clues(fewest, most, 0.15), len(layout.empty)
+    found = rows.sudoku_rows(layout, full, clues, torch.Generator().manual_seed(0))
+    assert found.shape == (400, layout.length)
+    assert torch.equal(found[:, prompt:], full)
+    puzzles = found[:, 1 : prompt - 1]
     assert ((puzzles == 0) | (puzzles == full)).all()
     counts = (puzzles > 0).sum(1)
     drawn = counts[counts > 0]
-    assert 17 <= int(drawn.min()) < 20
-    assert 57 < int(drawn.max()) <= 60
+    assert fewest <= int(drawn.min()) < fewest + 3
+    assert most - 3 < int(drawn.max()) <= most
     assert 0.09 < float((counts == 0).float().mean()) < 0.21
-    text = decoded(rows.character_tokenizer(rows.SUDOKU_CHARACTERS), found[0].tolist())
-    layout = LAYOUTS["sudoku"]
-    assert layout.write(text[:PROMPT]) == text[:PROMPT]
-    assert (len(text), len(layout.empty)) == (layout.length, PROMPT)
+    text = decoded(rows.character_tokenizer(layout.characters), found[0].tolist())
+    assert layout.write(text[:prompt]) == text[:prompt]
+    assert len(text) == layout.length
 
 
 def test_prepared_boards_are_valid_and_split(boards: recipe.Data) -> None:
@@ -144,7 +147,7 @@ def test_noise_and_loss_fall_on_the_solution_alone(boards: recipe.Data) -> None:
     assert (noisy[:, PROMPT:] != clean[:, PROMPT:]).float().mean() > 0.7
     network = loop.network_of(small("sudoku", boards))
     signal = torch.full((8,), 0.5, dtype=torch.float64)
-    assert heldout.token_nats(network, clean, noisy, signal, prompt=PROMPT).shape == (8, CELLS)
+    assert heldout.token_nats(network, clean, noisy, signal, prompt=PROMPT).shape == (8, NINE.board.cells)
     assert heldout.held_out(network, datasets.open_data(boards).splits["test"], 4).rows == 4
 
 
