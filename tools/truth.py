@@ -157,16 +157,20 @@ def best_entry(results: Results, world: str, nfe: int) -> Entry:
 
 def clues_table(results: Results) -> str:
     """The share of solved puzzles by number of clues, and where it reaches 90%."""
-    if not SIZE.clue_counts:
-        return "Not run yet."
-    counts = sorted({truth.CLUES, *SIZE.clue_counts})
-    solved = [results(truth.clue_cell(SIZE, clues), "solved") for clues in counts]
-    rows = tuple((Entry(str(clues)), Entry(format_estimate(one, 3))) for clues, one in zip(counts, solved, strict=True))
-    first = next((clues for clues, one in zip(counts, solved, strict=True) if one.mean >= 0.9), None)
-    reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
-    most = max(SIZE.truth["puzzles"].nfes)
-    words = f"Native sampling with {most} calls solves 90% of the puzzles {reached}."
-    return f"{markdown(Table('clues', '', ('clues', 'solved by native sampling'), (rows,))).strip()}\n\n{words}"
+    rows, words = [], []
+    for world, size in SIZE.truth.items():
+        place, counts = truth.WORLDS[world].short, truth.clue_counts(SIZE, world)
+        solved = [results(truth.clue_cell(SIZE, world, clues), "solved") for clues in counts]
+        rows += [
+            (Entry(place), Entry(str(clues)), Entry(format_estimate(one, 3)))
+            for clues, one in zip(counts, solved, strict=True)
+        ]
+        if counts:
+            first = next((clues for clues, one in zip(counts, solved, strict=True) if one.mean >= 0.9), None)
+            reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
+            words.append(f"Native sampling with {max(size.nfes)} calls solves 90% of the {place} {reached}.")
+    table = Table("clues", "", ("puzzles", "clues", "solved by native sampling"), (tuple(rows),))
+    return f"{markdown(table).strip()}\n\n{' '.join(words)}"
 
 
 # Targets
@@ -188,8 +192,10 @@ def card_value(name: str, task: str, sampler: str, measure: str, nfe: int = 64) 
 TARGETS = (  # what, model, task of its card, measure, least
     ("molecules valid", "molecules", "molecules", "valid", 0.95),
     ("molecules V.U.N.", "molecules", "molecules", "v.u.n.", WANTED_VUN),
-    ("puzzles with 32 clues solved", "sudoku", "puzzles with 32 clues", "solved", 0.9),
-    ("boards without clues valid", "sudoku", "boards without clues", "valid", 0.8),
+    ("6x6 puzzles with 14 clues solved", "sudoku-6x6", "puzzles with 14 clues", "solved", 0.9),
+    ("6x6 boards without clues valid", "sudoku-6x6", "boards without clues", "valid", 0.8),
+    ("9x9 puzzles with 32 clues solved", "sudoku", "puzzles with 32 clues", "solved", 0.9),
+    ("9x9 boards without clues valid", "sudoku", "boards without clues", "valid", 0.8),
 )
 
 
@@ -202,7 +208,7 @@ def targets_table() -> str:
         rows.append((Entry(name), *map(Entry, texts), Entry("yes" if native.mean >= least else "no")))
     head = ("64 calls", "wanted of native", "native", "Mend", "reached by native")
     sizes = [f"{len(found['seeds'])} seeds x {found['rows'][0]['n']} for {name}"
-             for name, found in ((name, card_figures(name)) for name in ("molecules", "sudoku"))]  # fmt: skip
+             for name, found in ((one, card_figures(one)) for one in dict.fromkeys(one[1] for one in TARGETS))]  # fmt: skip
     words = f"Measured for the models' cards: {listed(sizes)}."
     return f"{markdown(Table('targets', '', head, (tuple(rows),))).strip()}\n\n{words}"
 

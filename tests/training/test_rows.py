@@ -14,7 +14,7 @@ import torch
 import limpet
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.models.prompt_layouts import BOARDS, LAYOUTS, SUDOKU, SudokuLayout
+from limpet.models.prompt_layouts import LAYOUTS, SUDOKU, SudokuLayout
 from limpet.models.tokenizers import HuggingFaceTokenizer
 from limpet.training import datasets, heldout, loop, objectives, recipe, rows
 
@@ -166,6 +166,19 @@ def small(name: str, data: recipe.Data, **changes: Any) -> recipe.Recipe:
     run = replace(plan.run, seconds=0.0, **{"steps": 6, "batch": 8, "validate_every": 3, "validate_rows": 4, **changes})
     sizes = replace(plan.sizes, width=16, heads=2, blocks=1, hidden=32, cond=8)
     return replace(plan, data=data, run=run, sizes=sizes)
+
+
+def test_learned_positions_begin_with_what_the_cells_of_a_unit_share() -> None:
+    plan = recipe.read("sudoku-6x6")
+    positions = loop.network_of(plan).vocab_embed.positions.detach()
+    board = SUDOKU["sudoku-6x6"].board
+    near = torch.nn.functional.cosine_similarity(positions[:, None], positions[None], dim=-1)
+    puzzle, solution = near[1:37, 38:], near[38:, 38:]
+    shared = torch.zeros(36, 36)
+    for unit in board.units.values():
+        shared[torch.tensor(unit)[:, None], torch.tensor(unit)] += 1
+    assert puzzle.diagonal().min() > 0.7  # a clue and its cell
+    assert solution[shared == 2].mean() > solution[shared == 1].mean() + 0.1 > solution[shared == 0].mean() + 0.2
 
 
 @pytest.mark.parametrize("name", ["molecules", "sudoku"])

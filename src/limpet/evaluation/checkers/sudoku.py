@@ -18,7 +18,7 @@ from torch import Tensor
 from limpet.errors import LimpetError
 from limpet.models.prompt_layouts import BOARDS, PUZZLE, SOLUTION, Board
 
-NINE = BOARDS[81]
+NINE, SIX = BOARDS[81], BOARDS[36]
 COUNTS = [bits.bit_count() for bits in range(1 << 10)]
 ATTEMPTS = 200  # boards tried for one puzzle
 
