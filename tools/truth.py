@@ -10,6 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from limpet.evaluation.checkers.molecules import FOLDER, TRAINING, MoleculeCheck
 from limpet.evaluation.statistics import Estimate
 from limpet.experiments import Entry, Results, Table, format_estimate, report
 from limpet.experiments.render import markdown
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.paper import studies
 from limpet.paper.studies import truth
 
@@ -117,21 +119,28 @@ def world_table(results: Results, world: str) -> str:
 
 def calls_table(results: Results) -> str:
     """The fewest calls at which the mean quality is that of native sampling with the most calls."""
-    samplers = {"native": truth.NATIVE, **{family: text for family, (text,) in truth.COMPARED.items()}}
 
     def entry(world: str, text: str) -> Entry:
         found = truth.calls_needed(results, SIZE, world, text)
         return Entry(f"more than {SIZE.truth[world].nfes[-1]}" if found is None else str(found))
 
-    rows = tuple((Entry(family), *(entry(world, text) for world in SIZE.truth)) for family, text in samplers.items())
-    return markdown(Table("calls", "", ("sampler", *(truth.WORLDS[world].short for world in SIZE.truth)), (rows,)))
+    rows = tuple(
+        (Entry(truth.WORLDS[world].short), *(entry(world, text) for (text,) in truth.COMPARED.values()))
+        for world in SIZE.truth
+    )
+    return markdown(Table("calls", "", ("calls needed (lower is better)", *truth.COMPARED), (rows,)))
 
 
 def rivals_table(results: Results) -> str:
     """Every other sampler at the numbers of calls at which it was run, in each world, and which of them is better."""
     parts = []
-    for nfe in sorted({nfe for size in SIZE.truth.values() for nfe in size.rival_nfes}):
-        worlds = [world for world, size in SIZE.truth.items() if nfe in size.rival_nfes]
+    every = sorted({nfe for size in SIZE.truth.values() for nfe in size.rival_nfes})
+    for nfe, is_sudoku in product(every, (False, True)):
+        worlds = [
+            world
+            for world, size in SIZE.truth.items()
+            if nfe in size.rival_nfes and (truth.WORLDS[world].model in SUDOKU) == is_sudoku
+        ]
         rows, better = [(Entry("best baseline"), *(best_entry(results, world, nfe) for world in worlds))], []
         for text in (text for texts in truth.RIVALS.values() for text in texts):
             entries = []
@@ -143,7 +152,7 @@ def rivals_table(results: Results) -> str:
                 better += [f"`{text}` on {truth.WORLDS[world].short}"] * (outcome == "holds")
             rows.append((Entry(text), *entries))
         head = (f"{nfe} calls", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in worlds))
-        words = f"Better than the best baseline with {nfe} calls: {listed(better) if better else 'none'}."
+        words = f"Better than the best baseline here, with {nfe} calls: {listed(better) if better else 'none'}."
         parts.append(f"{markdown(Table('rivals', '', head, (tuple(rows),))).strip()}\n\n{words}")
     return "\n\n".join(parts) or "Not run yet."
 
