@@ -216,8 +216,8 @@ def targets_table() -> str:
         texts = (f"{least:.0%}", format_estimate(native, 3), format_estimate(mend, 3))
         rows.append((Entry(name), *map(Entry, texts), Entry("yes" if native.mean >= least else "no")))
     head = ("64 calls", "wanted of native", "native", "Mend", "reached by native")
-    sizes = [f"{len(found['seeds'])} seeds x {found['rows'][0]['n']} for {name}"
-             for name, found in ((one, card_figures(one)) for one in dict.fromkeys(one[1] for one in TARGETS))]  # fmt: skip
+    cards = {model: card_figures(model) for _, model, *_ in TARGETS}
+    sizes = [f"{len(found['seeds'])} seeds x {found['rows'][0]['n']} for {name}" for name, found in cards.items()]
     words = f"Measured for the models' cards: {listed(sizes)}."
     return f"{markdown(Table('targets', '', head, (tuple(rows),))).strip()}\n\n{words}"
 

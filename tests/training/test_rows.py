@@ -42,7 +42,9 @@ def test_characters_survive_a_round_trip() -> None:
         HuggingFaceTokenizer(tokenizer).encode("Cx")
 
 
-@pytest.mark.parametrize(("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0"), ("sudoku-6x6", "?0123456=0")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0"), ("sudoku-6x6", "?0123456=0")]
+)
 def test_the_built_in_tokenizers_hold_what_the_recipes_make(name: str, text: str) -> None:
     tokenizer = limpet.load(name, device="cpu").tokenizer
     assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -65,8 +65,8 @@ class Data(Part):
             return
         wanted = len(layout.characters), layout.length
         if (self.vocab_size, self.length) != wanted:
-            given = f"vocab_size is {self.vocab_size} and length is {self.length}"
-            raise LimpetError(f"{given}: {self.format} takes {wanted[0]} and {wanted[1]}")
+            sizes = f"vocab_size is {self.vocab_size} and length is {self.length}"
+            raise LimpetError(f"{sizes}: {self.format} takes {wanted[0]} and {wanted[1]}")
         if self.clues.most > layout.board.cells:
             raise LimpetError(f"most is {self.clues.most}; a {layout.board.name} board has {layout.board.cells} cells")
 

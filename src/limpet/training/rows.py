@@ -90,9 +90,7 @@ def line_rows(tokenizer: Tokenizer, lines: Sequence[str], length: int) -> np.nda
 # Sudoku
 
 
-def sudoku_rows(
-    layout: SudokuLayout, boards: Tensor, clues: Clues, generator: torch.Generator | None = None
-) -> Tensor:
+def sudoku_rows(layout: SudokuLayout, boards: Tensor, clues: Clues, generator: torch.Generator | None = None) -> Tensor:
     """Boards (B, cells) as rows (B, L): a mark, the clues with 0 for a blank, a mark, the board."""
     (count, cells), device = boards.shape, boards.device
     order = torch.rand(count, cells, device=device, generator=generator).argsort(-1)

@@ -209,7 +209,7 @@ def _emptied(board: list[int], clues: int, rng: random.Random) -> list[int] | No
 def puzzles(count: int, clues: int = 32, seed: int = 0, size: Board = NINE) -> list[str]:
     """Puzzles with exactly `clues` clues and one solution, as the usual lines of cells with "." for a blank.
 
-    A line is a prompt of the model `sudoku` or, for 6x6, `sudoku-6x6`; a file of such lines is what `--prompts` reads."""
+    A line is a prompt of the model `sudoku` or `sudoku-6x6`; a file of such lines is what `--prompts` reads."""
     rows, _ = random_puzzles(count, clues, seed, size)
     return ["".join(map(str, row)).replace("0", ".") for row in rows.tolist()]
 

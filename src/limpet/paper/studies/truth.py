@@ -61,9 +61,7 @@ WORLDS = {
         "molecules", "molecules", "molecules", "valid", (DISTANCE, "v.u.n.", "unique", "novel", "scaffolds")
     ),
     "boards": World("sudoku", "sudoku boards without clues", "boards", "valid", ("wrong units", "distinct")),
-    "puzzles": World(
-        "sudoku", "sudoku puzzles with 32 clues", "puzzles", "solved", ("clues kept", "wrong units"), 32
-    ),
+    "puzzles": World("sudoku", "sudoku puzzles with 32 clues", "puzzles", "solved", ("clues kept", "wrong units"), 32),
     "boards-6x6": World(
         "sudoku-6x6", "6x6 sudoku boards without clues", "6x6 boards", "valid", ("wrong units", "distinct")
     ),
