@@ -92,7 +92,7 @@ def check_one(file: str, within: Path, out: Path, changes: list[str]) -> None:
     from limpet.training import recipe
 
     plan = changed(recipe.read(file), changes)
-    check = check_sudoku if plan.data.format == "sudoku" else check_molecules
+    check = check_sudoku if plan.checker == "sudoku" else check_molecules
     work, found = within / plan.name, {}
     for device, n in ((None, 256), ("cpu", 32)):
         try:
@@ -109,16 +109,18 @@ def check_sudoku(work: Path, device: str | None, n: int) -> dict[str, Any]:
     """Shares of boards that are valid without clues, and of puzzles that are solved, by number of clues."""
     import limpet
     from limpet.evaluation.checkers import sudoku
+    from limpet.models.prompt_layouts import BOARDS
 
     model, checker = limpet.load(work, device=device), sudoku.SudokuChecker()
+    board = BOARDS[(model.length - 2) // 2]
 
     def share(name: str, prompts: list[str] | None) -> float:
         texts = limpet.sample(model, "native nfe=64", n=n, prompt=prompts).texts
         return sum(checker.check(text)[name] for text in texts) / n
 
     found: dict[str, Any] = {"device": str(model.device), "n": n, "valid without clues": share("valid", None)}
-    for clues in (26, 32, 40):
-        found[f"solved from {clues} clues"] = share("solved", sudoku.puzzles(n, clues, seed=clues))
+    for clues in (26, 32, 40) if board.side == 9 else (10, 14, 18):
+        found[f"solved from {clues} clues"] = share("solved", sudoku.puzzles(n, clues, clues, board))
     return found
 
 

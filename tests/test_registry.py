@@ -500,4 +500,4 @@ def test_a_model_with_a_wrong_attribute_is_one_sentence(here, field, value, take
 
 
 def test_only_models_are_built_in():
-    assert model_files.builtin_names() == ["mini", "mini-distilled", "molecules", "sudoku"]
+    assert model_files.builtin_names() == ["mini", "mini-distilled", "molecules", "sudoku", "sudoku-6x6"]

@@ -1,4 +1,4 @@
-"""Install trained models as the built-in models `molecules` and `sudoku`, and measure the figures of their cards.
+"""Install trained models as `molecules`, `sudoku` and `sudoku-6x6`, and measure the figures of their cards.
 
     python tools/builtin_models.py molecules.tar sudoku.tar   install what recipes/train.py wrote, measure, write cards
     python tools/builtin_models.py                            measure what is missing and write the cards again
@@ -35,6 +35,7 @@ from limpet.models import Denoiser
 from limpet.models.duo import Duo
 from limpet.models.model_files import BUILTIN_FOLDER
 from limpet.models.networks import PRECISIONS
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.training import datasets, heldout, recipe
 from limpet.training.data import Corpus
 
@@ -45,7 +46,7 @@ NFE = (16, 64)
 SEEDS = (8200, 8210)
 TRAINED_ON = "one NVIDIA H200"
 CURVE = 12  # rows of a learning curve
-UNIT = {"molecules": "token", "sudoku": "solution cell"}  # of the held-out bound
+UNIT = {"molecules": "token", "sudoku": "solution cell", "sudoku-6x6": "solution cell"}  # of the held-out bound
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,17 @@ class Task:
     clues: int = 0  # of sudoku puzzles; 0 samples without a prompt
 
 
+def sudoku_tasks(n: int, clues: int) -> tuple[Task, Task]:
+    """Boards, and puzzles with so many clues."""
+    boards = Task("boards without clues", n, ("valid", "distinct", "wrong units"))
+    return boards, Task(f"puzzles with {clues} clues", n, ("solved", "clues kept", "wrong units"), clues)
+
+
 DISTANCES = ("atoms distance", "rings distance", "length distance")
 TASKS = {
     "molecules": (Task("molecules", 256, ("valid", "unique", "novel", "v.u.n.", "scaffolds", *DISTANCES)),),
-    "sudoku": (
-        Task("boards without clues", 64, ("valid", "distinct", "wrong units")),
-        Task("puzzles with 32 clues", 64, ("solved", "clues kept", "wrong units"), 32),
-    ),
+    "sudoku": sudoku_tasks(64, 32),
+    "sudoku-6x6": sudoku_tasks(256, 14),
 }
 
 
@@ -84,8 +89,8 @@ def install(name: str, files: Mapping[str, bytes]) -> None:
     """Write the built-in folder of trained weights. What depends on the training data is written by `derive`."""
     folder = BUILTIN_FOLDER / name
     folder.mkdir(exist_ok=True)
-    config = json.loads(files["config.json"]) | {"checker": name}
-    if name == "sudoku":
+    config = json.loads(files["config.json"]) | {"checker": recipe.read(name).checker}
+    if name in SUDOKU:
         config["layout"] = name
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in ("model.safetensors", "tokenizer.json"):
@@ -209,7 +214,7 @@ def sampled(model: Denoiser, task: Task, n: int, sampler: str, seeds: Sequence[i
     """The checker's values of a sampler, one for each seed; each seed has puzzles of its own."""
     parts = []
     for seed in seeds:
-        prompt = sudoku.puzzles(n, task.clues, seed) if task.clues else None
+        prompt = sudoku.puzzles(n, task.clues, seed, SUDOKU[model.name].board) if task.clues else None
         parts.append(limpet.sample(model, sampler, n=n, seed=seed, prompt=prompt))
     return values_of(parts, model.checker)
 

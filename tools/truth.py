@@ -10,6 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from limpet.evaluation.checkers.molecules import FOLDER, TRAINING, MoleculeCheck
 from limpet.evaluation.statistics import Estimate
 from limpet.experiments import Entry, Results, Table, format_estimate, report
 from limpet.experiments.render import markdown
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.paper import studies
 from limpet.paper.studies import truth
 
@@ -117,21 +119,28 @@ def world_table(results: Results, world: str) -> str:
 
 def calls_table(results: Results) -> str:
     """The fewest calls at which the mean quality is that of native sampling with the most calls."""
-    samplers = {"native": truth.NATIVE, **{family: text for family, (text,) in truth.COMPARED.items()}}
 
     def entry(world: str, text: str) -> Entry:
         found = truth.calls_needed(results, SIZE, world, text)
         return Entry(f"more than {SIZE.truth[world].nfes[-1]}" if found is None else str(found))
 
-    rows = tuple((Entry(family), *(entry(world, text) for world in SIZE.truth)) for family, text in samplers.items())
-    return markdown(Table("calls", "", ("sampler", *(truth.WORLDS[world].short for world in SIZE.truth)), (rows,)))
+    rows = tuple(
+        (Entry(truth.WORLDS[world].short), *(entry(world, text) for (text,) in truth.COMPARED.values()))
+        for world in SIZE.truth
+    )
+    return markdown(Table("calls", "", ("calls needed (lower is better)", *truth.COMPARED), (rows,)))
 
 
 def rivals_table(results: Results) -> str:
     """Every other sampler at the numbers of calls at which it was run, in each world, and which of them is better."""
     parts = []
-    for nfe in sorted({nfe for size in SIZE.truth.values() for nfe in size.rival_nfes}):
-        worlds = [world for world, size in SIZE.truth.items() if nfe in size.rival_nfes]
+    every = sorted({nfe for size in SIZE.truth.values() for nfe in size.rival_nfes})
+    for nfe, is_sudoku in product(every, (False, True)):
+        worlds = [
+            world
+            for world, size in SIZE.truth.items()
+            if nfe in size.rival_nfes and (truth.WORLDS[world].model in SUDOKU) == is_sudoku
+        ]
         rows, better = [(Entry("best baseline"), *(best_entry(results, world, nfe) for world in worlds))], []
         for text in (text for texts in truth.RIVALS.values() for text in texts):
             entries = []
@@ -143,7 +152,7 @@ def rivals_table(results: Results) -> str:
                 better += [f"`{text}` on {truth.WORLDS[world].short}"] * (outcome == "holds")
             rows.append((Entry(text), *entries))
         head = (f"{nfe} calls", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in worlds))
-        words = f"Better than the best baseline with {nfe} calls: {listed(better) if better else 'none'}."
+        words = f"Better than the best baseline here, with {nfe} calls: {listed(better) if better else 'none'}."
         parts.append(f"{markdown(Table('rivals', '', head, (tuple(rows),))).strip()}\n\n{words}")
     return "\n\n".join(parts) or "Not run yet."
 
@@ -157,16 +166,20 @@ def best_entry(results: Results, world: str, nfe: int) -> Entry:
 
 def clues_table(results: Results) -> str:
     """The share of solved puzzles by number of clues, and where it reaches 90%."""
-    if not SIZE.clue_counts:
-        return "Not run yet."
-    counts = sorted({truth.CLUES, *SIZE.clue_counts})
-    solved = [results(truth.clue_cell(SIZE, clues), "solved") for clues in counts]
-    rows = tuple((Entry(str(clues)), Entry(format_estimate(one, 3))) for clues, one in zip(counts, solved, strict=True))
-    first = next((clues for clues, one in zip(counts, solved, strict=True) if one.mean >= 0.9), None)
-    reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
-    most = max(SIZE.truth["puzzles"].nfes)
-    words = f"Native sampling with {most} calls solves 90% of the puzzles {reached}."
-    return f"{markdown(Table('clues', '', ('clues', 'solved by native sampling'), (rows,))).strip()}\n\n{words}"
+    rows, words = [], []
+    for world, size in SIZE.truth.items():
+        place, counts = truth.WORLDS[world].short, truth.clue_counts(SIZE, world)
+        solved = [results(truth.clue_cell(SIZE, world, clues), "solved") for clues in counts]
+        rows += [
+            (Entry(place), Entry(str(clues)), Entry(format_estimate(one, 3)))
+            for clues, one in zip(counts, solved, strict=True)
+        ]
+        if counts:
+            first = next((clues for clues, one in zip(counts, solved, strict=True) if one.mean >= 0.9), None)
+            reached = f"from {first} clues on" if first else f"at none of these, up to {counts[-1]}"
+            words.append(f"Native sampling with {max(size.nfes)} calls solves 90% of the {place} {reached}.")
+    table = Table("clues", "", ("puzzles", "clues", "solved by native sampling"), (tuple(rows),))
+    return f"{markdown(table).strip()}\n\n{' '.join(words)}"
 
 
 # Targets
@@ -188,8 +201,10 @@ def card_value(name: str, task: str, sampler: str, measure: str, nfe: int = 64) 
 TARGETS = (  # what, model, task of its card, measure, least
     ("molecules valid", "molecules", "molecules", "valid", 0.95),
     ("molecules V.U.N.", "molecules", "molecules", "v.u.n.", WANTED_VUN),
-    ("puzzles with 32 clues solved", "sudoku", "puzzles with 32 clues", "solved", 0.9),
-    ("boards without clues valid", "sudoku", "boards without clues", "valid", 0.8),
+    ("6x6 puzzles with 14 clues solved", "sudoku-6x6", "puzzles with 14 clues", "solved", 0.9),
+    ("6x6 boards without clues valid", "sudoku-6x6", "boards without clues", "valid", 0.8),
+    ("9x9 puzzles with 32 clues solved", "sudoku", "puzzles with 32 clues", "solved", 0.9),
+    ("9x9 boards without clues valid", "sudoku", "boards without clues", "valid", 0.8),
 )
 
 
@@ -201,8 +216,8 @@ def targets_table() -> str:
         texts = (f"{least:.0%}", format_estimate(native, 3), format_estimate(mend, 3))
         rows.append((Entry(name), *map(Entry, texts), Entry("yes" if native.mean >= least else "no")))
     head = ("64 calls", "wanted of native", "native", "Mend", "reached by native")
-    sizes = [f"{len(found['seeds'])} seeds x {found['rows'][0]['n']} for {name}"
-             for name, found in ((name, card_figures(name)) for name in ("molecules", "sudoku"))]  # fmt: skip
+    cards = {model: card_figures(model) for _, model, *_ in TARGETS}
+    sizes = [f"{len(found['seeds'])} seeds x {found['rows'][0]['n']} for {name}" for name, found in cards.items()]
     words = f"Measured for the models' cards: {listed(sizes)}."
     return f"{markdown(Table('targets', '', head, (tuple(rows),))).strip()}\n\n{words}"
 

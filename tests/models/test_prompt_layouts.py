@@ -12,7 +12,7 @@ import limpet
 from limpet.cli.main import main
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.models.prompt_layouts import LAYOUTS, UNITS
+from limpet.models.prompt_layouts import BOARDS, LAYOUTS
 
 LAYOUT = LAYOUTS["sudoku"]
 KNOWN = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
@@ -38,7 +38,7 @@ def test_a_puzzle_may_be_written_in_the_usual_ways(text: str) -> None:
         (KNOWN[:-1], "the puzzle has 80 cells: write 81"),
         (KNOWN * 2, "the puzzle has 162 cells: write 81"),
         ("", "the puzzle has 0 cells"),
-        (KNOWN[:-1] + "x", "holds 'x': write 81 digits, row by row, with . or 0 for a blank"),
+        (KNOWN[:-1] + "x", "holds 'x': write 81 digits from 1 to 9, row by row, with . or 0 for a blank"),
         ("puzzle.txt", "holds 'elptuxz'"),
         ("55" + KNOWN[2:], "the clues clash: 5 stands twice in row 1"),
         (KNOWN[:-9] + "5" + KNOWN[-8:], "the clues clash: 5 stands twice in column 1"),
@@ -53,13 +53,17 @@ def test_what_is_no_puzzle_is_one_sentence(model, text: str, sentence: str) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_the_units_are_rows_columns_and_boxes() -> None:
-    assert len(UNITS) == 27
-    for name, cells in UNITS.items():
+@pytest.mark.parametrize(("cells", "height", "width"), [(81, 3, 3), (36, 2, 3), (16, 2, 2)])
+def test_the_units_are_rows_columns_and_boxes(cells: int, height: int, width: int) -> None:
+    board = BOARDS[cells]
+    assert len(board.units) == 3 * board.side
+    for name, unit in board.units.items():
+        assert len(set(unit)) == board.side
         kind, number = name.split()
-        for cell in cells:
-            row, column = divmod(cell, 9)
-            assert {"row": row, "column": column, "box": row // 3 * 3 + column // 3}[kind] + 1 == int(number)
+        for cell in unit:
+            row, column = divmod(cell, board.side)
+            box = row // height * (board.side // width) + column // width
+            assert {"row": row, "column": column, "box": box}[kind] + 1 == int(number)
 
 
 def test_a_sample_begins_with_its_puzzle(model) -> None:
@@ -118,6 +122,23 @@ def test_a_config_names_no_file_and_no_unknown_layout(model, tmp_path: Path, key
         limpet.load(tmp_path, device="cpu")
 
 
+def test_a_puzzle_of_6x6_has_36_cells_and_digits_to_6() -> None:
+    layout = LAYOUTS["sudoku-6x6"]
+    line = "123456" + "." * 30
+    assert layout.write(line) == "?123456" + "0" * 30 + "="
+    assert len(layout.empty) == 38
+    for text, sentence in (
+        (line[:-1], "the puzzle has 35 cells: write 36"),
+        (line[:-1] + "7", "holds '7': write 36 digits from 1 to 6"),
+        (line[:-1] + "x", "holds 'x': write 36 digits"),
+        (line[:6] + "1" + line[7:], "the clues clash: 1 stands twice in (column 1|box 1)"),
+    ):
+        with pytest.raises(LimpetError, match=sentence):
+            layout.write(text)
+    lines = layout.display(layout.empty + "123456" * 6).split("\n")
+    assert (lines[0], lines[2], len(lines)) == ("1 2 3 | 4 5 6", "------+------", 8)
+
+
 # The command line
 
 
@@ -127,6 +148,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("puzzle.txt").write_text(KNOWN + "\n")
     Path("two.txt").write_text("\n".join(sudoku.puzzles(2, 40, seed=0)) + "\n")
     Path("short.txt").write_text(KNOWN[:-1])
+    Path("six.txt").write_text(sudoku.puzzles(1, 14, seed=0, size=sudoku.SIX)[0] + "\n")
     return tmp_path
 
 
@@ -144,6 +166,11 @@ def test_a_puzzle_on_the_command_line_is_a_text_or_a_file(files: Path, capsys) -
     assert [row["prompt"] for row in rows] == [LAYOUT.write(line) for line in Path("two.txt").read_text().split()]
     assert main([*common, "--prompt", "short.txt"]) == 2
     assert "the puzzle has 80 cells" in capsys.readouterr().err
+    common[2] = "sudoku-6x6"
+    assert main([*common, "--prompt", "short.txt"]) == 2
+    assert "holds '789': write 36 digits from 1 to 6" in capsys.readouterr().err
+    assert main([*common, "--prompt", "six.txt"]) == 0
+    assert "------+------\n" in capsys.readouterr().out
 
 
 def test_puzzles_are_compared_without_a_judge(files: Path, capsys) -> None:

@@ -48,7 +48,7 @@ def test_every_world_has_every_baseline_and_what_is_compared(size):
 def test_the_full_size_is_that_of_the_page():
     size = preset("mini-gpu")
     assert {world: one.n for world, one in size.truth.items()} == {
-        "molecules": 1024, "boards": 256, "puzzles": 256, "grammar": 1024
+        "molecules": 1024, "boards": 256, "puzzles": 256, "boards-6x6": 256, "puzzles-6x6": 256, "grammar": 1024
     }  # fmt: skip
     assert {(one.nfes, one.rival_nfes) for one in size.truth.values()} == {((4, 8, 16, 32, 64), (4, 8, 16, 32, 64))}
     assert len(size.seeds) == 4
@@ -63,7 +63,9 @@ def test_every_sampler_of_the_registry_is_compared():
 def test_puzzles_have_their_clues_as_prompts():
     found = study("truth", SIZE)
     assert {cell.prompts.texts for cell in found.sample_cells if cell.prompts} == {
-        f"sudoku {clues}" for clues in (truth.CLUES, *SIZE.clue_counts)
+        f"{truth.WORLDS[world].model} {clues}"
+        for world in ("puzzles", "puzzles-6x6")
+        for clues in truth.clue_counts(SIZE, world)
     }
 
 

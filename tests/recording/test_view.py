@@ -201,6 +201,15 @@ def test_a_sudoku_is_a_grid_in_the_terminal(solved, puzzle):
     assert len(red) == sum(clashes(texts[1:82], texts[83:])) > 20
 
 
+def test_a_sudoku_of_6x6_is_a_grid_in_the_terminal():
+    (path,) = [record(limpet.load("sudoku-6x6"), Native(nfe=2))]
+    lines = printed(terminal.render([path], 2)).splitlines()
+    assert path.header.layout == "sudoku-6x6"
+    assert sum("------+------" in line for line in lines) == 2
+    assert len([line for line in lines if re.search(r"([^ ] ){3}\| ([^ ] ?){3}", line)]) == 6
+    assert "clash" in lines[-1]
+
+
 def test_another_length_or_an_unknown_layout_is_drawn_as_text(solved, recorded):
     for path, layout in ((recorded[0], "sudoku"), (solved[0], "unknown")):
         strange = Trajectory(replace(path.header, layout=layout), path.frames, path.token_texts)

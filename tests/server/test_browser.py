@@ -522,10 +522,12 @@ def test_the_readmes_pictures(opened, models, tmp_path):
             assert animation.n_frames == 7  # six calls, and the output
 
 
-def test_a_sudoku_is_a_grid_of_its_solution(tab, tmp_path):
+@pytest.mark.parametrize(("name", "clues"), [("sudoku", 32), ("sudoku-6x6", 14)])
+def test_a_sudoku_is_a_grid_of_its_solution(tab, tmp_path, name, clues):
     """Clues, clashes and masks of every cell, against the trajectories; the marks and the puzzle are not drawn."""
-    model = limpet.load("sudoku")
-    (puzzle,) = puzzles(1, 32, seed=0)
+    model = limpet.load(name)
+    size = model.prompt_layout.board
+    (puzzle,), first = puzzles(1, clues, seed=0, size=size), size.cells + 2
     trajectories = [record(model, sampler, seed=8200, prompt=puzzle) for sampler in (Native(nfe=8), Mend(nfe=8))]
     tab.goto(write_page(tmp_path, trajectories))
     from_the_start(tab)
@@ -535,18 +537,18 @@ def test_a_sudoku_is_a_grid_of_its_solution(tab, tmp_path):
             cells = tab.locator(f".trajectory{index} .text span").evaluate_all(
                 "(all) => all.map((cell) => [cell.textContent, cell.offsetLeft, cell.offsetTop, [...cell.classList]])"
             )
-            board, frame = cells[83:], path.frames[r]
+            board, frame = cells[first:], path.frames[r]
             texts = [path.token_texts[int(token)] for token in frame.model_input]
-            assert all(left == top == 0 for _, left, top, _ in cells[:83])
-            assert [text for text, *_ in board] == texts[83:]
-            assert len({left for _, left, _, _ in board}) == len({top for _, _, top, _ in board}) == 9
+            assert all(left == top == 0 for _, left, top, _ in cells[:first])
+            assert [text for text, *_ in board] == texts[first:]
+            assert len({left for _, left, _, _ in board}) == len({top for _, _, top, _ in board}) == size.side
             assert ["clue" in classes for *_, classes in board] == [clue != "." for clue in puzzle]
-            assert ["clash" in classes for *_, classes in board] == clashes(texts[1:82], texts[83:])
-            committed = path.header.mask(frame, "committed")[83:]
+            assert ["clash" in classes for *_, classes in board] == clashes(texts[1 : first - 1], texts[first:])
+            committed = path.header.mask(frame, "committed")[first:]
             assert ["committed" in classes for *_, classes in board] == committed.tolist()
-    place = 83 + puzzle.index(".")
+    place = first + puzzle.index(".")
     tab.locator(".trajectory1 .text span").nth(place).click()
-    row, column = divmod(place - 83, 9)
+    row, column = divmod(place - first, size.side)
     assert tab.locator("#position h2").text_content().startswith(f"Row {row + 1}, column {column + 1}, pinned")
     assert tab.locator(".legend").text_content().count("clash") == 1
 

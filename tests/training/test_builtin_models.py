@@ -48,24 +48,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_trained_folder_becomes_a_built_in_model(elsewhere: Path, tmp_path: Path, packed: bool) -> None:
-    trained = tmp_path / "sudoku"
-    limpet.load(str(BUILTIN_FOLDER / "sudoku"), device="cpu").save(trained, storage="bfloat16")
+@pytest.mark.parametrize(("name", "packed"), [("sudoku", False), ("sudoku", True), ("sudoku-6x6", False)])
+def test_a_trained_folder_becomes_a_built_in_model(elsewhere: Path, tmp_path: Path, name: str, packed: bool) -> None:
+    trained = tmp_path / name
+    limpet.load(str(BUILTIN_FOLDER / name), device="cpu").save(trained, storage="bfloat16")
     config = json.loads((trained / "config.json").read_text())
     del config["checker"], config["layout"]
     (trained / "config.json").write_text(json.dumps(config))
     (trained / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (row(50, None), row(100))))
     source = trained
     if packed:
-        source = tmp_path / "sudoku.tar"
+        source = tmp_path / f"{name}.tar"
         with tarfile.open(source, "w") as archive:
-            archive.add(trained, "sudoku")
-    tool.install("sudoku", tool.trained_files(source))
-    model = limpet.load("sudoku", device="cpu")
-    assert (model.info["source"], model.checker, model.prompt_layout.name) == ("built in", "sudoku", "sudoku")
-    assert model.digest == limpet.load(str(BUILTIN_FOLDER / "sudoku"), device="cpu").digest
-    assert [one["step"] for one in tool.read_log(tool.LOGS / "sudoku.jsonl")] == [100]
+            archive.add(trained, name)
+    tool.install(name, tool.trained_files(source))
+    model = limpet.load(name, device="cpu")
+    assert (model.info["source"], model.checker, model.prompt_layout.name) == ("built in", "sudoku", name)
+    assert model.digest == limpet.load(str(BUILTIN_FOLDER / name), device="cpu").digest
+    assert [one["step"] for one in tool.read_log(tool.LOGS / f"{name}.jsonl")] == [100]
 
 
 def test_what_ships_about_the_training_molecules(elsewhere: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_ships_about_the_training_molecules(elsewhere: Path) -> None:
 
 def test_an_unknown_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main([str(tmp_path / "chess.tar")]) == 2
-    assert "is named 'chess'; the models here are molecules, sudoku" in capsys.readouterr().err
+    assert "is named 'chess'; the models here are molecules, sudoku, sudoku-6x6" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", tool.TASKS)
@@ -107,7 +107,7 @@ def test_the_cards_hold_the_stored_figures(name: str) -> None:
 def test_the_quick_check_after_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = limpet.sample
     monkeypatch.setattr(limpet, "sample", lambda model, sampler, **options: sample(model, "mend nfe=4", **options))
-    check = training_command.check_sudoku if name == "sudoku" else training_command.check_molecules
+    check = training_command.check_molecules if name == "molecules" else training_command.check_sudoku
     found = check(BUILTIN_FOLDER / name, "cpu", 2)
     assert all(0 <= value <= 1 for key, value in found.items() if "valid" in key or "solved" in key)
-    assert len(found) == (6 if name == "sudoku" else 5)
+    assert len(found) == (5 if name == "molecules" else 6)

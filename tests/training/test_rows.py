@@ -14,12 +14,13 @@ import torch
 import limpet
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
-from limpet.models.prompt_layouts import CELLS, LAYOUTS
+from limpet.models.prompt_layouts import LAYOUTS, SUDOKU, SudokuLayout
 from limpet.models.tokenizers import HuggingFaceTokenizer
 from limpet.training import datasets, heldout, loop, objectives, recipe, rows
 
 CPU = torch.device("cpu")
-PROMPT = rows.SUDOKU_PROMPT
+NINE = SUDOKU["sudoku"]
+PROMPT = len(NINE.empty)
 LINES = [f"{a}{b}{c}" for a in "CNO" for b in ("=", "#", "", "(F)") for c in ("C", "CC", "N1")]
 
 
@@ -41,12 +42,15 @@ def test_characters_survive_a_round_trip() -> None:
         HuggingFaceTokenizer(tokenizer).encode("Cx")
 
 
-@pytest.mark.parametrize(("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("molecules", "O=C1CC(F)1#N"), ("sudoku", "?0123456789=0"), ("sudoku-6x6", "?0123456=0")]
+)
 def test_the_built_in_tokenizers_hold_what_the_recipes_make(name: str, text: str) -> None:
     tokenizer = limpet.load(name, device="cpu").tokenizer
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    if name == "sudoku":
-        assert tokenizer.encode(rows.SUDOKU_CHARACTERS) == list(range(12))
+    if name in SUDOKU:
+        characters = SUDOKU[name].characters
+        assert tokenizer.encode(characters) == list(range(len(characters)))
 
 
 @pytest.fixture
@@ -100,23 +104,24 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> recipe.Data:
     return data
 
 
-def test_a_row_is_a_puzzle_and_its_solution() -> None:
-    full = sudoku.random_symmetries(torch.from_numpy(sudoku.base_boards(50, 0)).repeat(8, 1)).long()
-    clues = recipe.Clues(17, 60, 0.15)
-    found = rows.sudoku_rows(full, clues, torch.Generator().manual_seed(0))
-    assert found.shape == (400, 164)
-    assert torch.equal(found[:, PROMPT:], full)
-    puzzles = found[:, 1 : PROMPT - 1]
+@pytest.mark.parametrize(("layout", "fewest", "most"), [(NINE, 17, 60), (SUDOKU["sudoku-6x6"], 8, 26)])
+def test_a_row_is_a_puzzle_and_its_solution(layout: SudokuLayout, fewest: int, most: int) -> None:
+    bases = torch.from_numpy(sudoku.base_boards(50, 0, layout.board))
+    full = sudoku.random_symmetries(bases.repeat(8, 1)).long()
+    clues, prompt = recipe.Clues(fewest, most, 0.15), len(layout.empty)
+    found = rows.sudoku_rows(layout, full, clues, torch.Generator().manual_seed(0))
+    assert found.shape == (400, layout.length)
+    assert torch.equal(found[:, prompt:], full)
+    puzzles = found[:, 1 : prompt - 1]
     assert ((puzzles == 0) | (puzzles == full)).all()
     counts = (puzzles > 0).sum(1)
     drawn = counts[counts > 0]
-    assert 17 <= int(drawn.min()) < 20
-    assert 57 < int(drawn.max()) <= 60
+    assert fewest <= int(drawn.min()) < fewest + 3
+    assert most - 3 < int(drawn.max()) <= most
     assert 0.09 < float((counts == 0).float().mean()) < 0.21
-    text = decoded(rows.character_tokenizer(rows.SUDOKU_CHARACTERS), found[0].tolist())
-    layout = LAYOUTS["sudoku"]
-    assert layout.write(text[:PROMPT]) == text[:PROMPT]
-    assert (len(text), len(layout.empty)) == (layout.length, PROMPT)
+    text = decoded(rows.character_tokenizer(layout.characters), found[0].tolist())
+    assert layout.write(text[:prompt]) == text[:prompt]
+    assert len(text) == layout.length
 
 
 def test_prepared_boards_are_valid_and_split(boards: recipe.Data) -> None:
@@ -144,7 +149,7 @@ def test_noise_and_loss_fall_on_the_solution_alone(boards: recipe.Data) -> None:
     assert (noisy[:, PROMPT:] != clean[:, PROMPT:]).float().mean() > 0.7
     network = loop.network_of(small("sudoku", boards))
     signal = torch.full((8,), 0.5, dtype=torch.float64)
-    assert heldout.token_nats(network, clean, noisy, signal, prompt=PROMPT).shape == (8, CELLS)
+    assert heldout.token_nats(network, clean, noisy, signal, prompt=PROMPT).shape == (8, NINE.board.cells)
     assert heldout.held_out(network, datasets.open_data(boards).splits["test"], 4).rows == 4
 
 
@@ -163,6 +168,19 @@ def small(name: str, data: recipe.Data, **changes: Any) -> recipe.Recipe:
     run = replace(plan.run, seconds=0.0, **{"steps": 6, "batch": 8, "validate_every": 3, "validate_rows": 4, **changes})
     sizes = replace(plan.sizes, width=16, heads=2, blocks=1, hidden=32, cond=8)
     return replace(plan, data=data, run=run, sizes=sizes)
+
+
+def test_learned_positions_begin_with_what_the_cells_of_a_unit_share() -> None:
+    plan = recipe.read("sudoku-6x6")
+    positions = loop.network_of(plan).vocab_embed.positions.detach()
+    board = SUDOKU["sudoku-6x6"].board
+    near = torch.nn.functional.cosine_similarity(positions[:, None], positions[None], dim=-1)
+    puzzle, solution = near[1:37, 38:], near[38:, 38:]
+    shared = torch.zeros(36, 36)
+    for unit in board.units.values():
+        shared[torch.tensor(unit)[:, None], torch.tensor(unit)] += 1
+    assert puzzle.diagonal().min() > 0.7  # a clue and its cell
+    assert solution[shared == 2].mean() > solution[shared == 1].mean() + 0.1 > solution[shared == 0].mean() + 0.2
 
 
 @pytest.mark.parametrize("name", ["molecules", "sudoku"])

@@ -68,7 +68,7 @@ def run(
     Args:
         nfe: network calls for each sample, where the sampler does not set its own
         prompt: text that every sample begins with; a chat model replies to it; for sudoku, the puzzle as 81 digits
-            with . or 0 for a blank, or a file that holds it
+            (for sudoku-6x6, 36) with . or 0 for a blank, or a file that holds it
         prompts: a file of prompts, --n samples of each: one on each line, or JSON lines with "prompt" or "text"
         fix: POSITION=WORDS, such as "12= sea": text that stands from that token on; digits are ids (12=345,6) unless
             they are in double quotes; can be repeated

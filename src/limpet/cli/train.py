@@ -29,10 +29,10 @@ def run(
     """Train a Duo model, its distillation, or a causal judge on text files.
 
     A recipe is one TOML file. Those of limpet have names: small, small-judge and small-distilled take seconds; mini,
-    mini-distilled, mini-judge, molecules and sudoku made the built-in models; molecules-cpu and sudoku-cpu are for two
-    cores. The text is tokenised once, into the recipe's data folder. The same command resumes an interrupted run. The
-    log, one JSON object on each line, is beside the weights; --model of other commands takes the path of the finished
-    folder.
+    mini-distilled, mini-judge, molecules, sudoku and sudoku-6x6 made the built-in models; molecules-cpu and sudoku-cpu
+    are for two cores. The text is tokenised once, into the recipe's data folder. The same command resumes an
+    interrupted run. The log, one JSON object on each line, is beside the weights; --model of other commands takes the
+    path of the finished folder.
 
     $ limpet train small
     $ limpet train mini --files stories.txt.xz

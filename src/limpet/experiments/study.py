@@ -29,8 +29,8 @@ class Prompts:
     """Texts to continue.
 
     texts: a file with one text per line, "source" to draw prompts from an exact source's own distribution, or
-    "sudoku 32" to write puzzles with 32 clues and one solution. tokens: how many tokens of each text are the prompt.
-    each: continuations of every prompt."""
+    "sudoku 32" or "sudoku-6x6 14" to write puzzles with so many clues and one solution. tokens: how many tokens of
+    each text are the prompt. each: continuations of every prompt."""
 
     texts: str
     tokens: int = 50

@@ -28,6 +28,7 @@ from limpet.files import read_prompts, read_text
 from limpet.generation import prompt_tokens
 from limpet.models import Denoiser, tokenizer_digest
 from limpet.models.exact import Source
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.samplers import Sampler
 
 # Of samplers and measures: raised whenever equal inputs would give another result, or keys are formed in another way.
@@ -329,9 +330,10 @@ def _probe_unit(study: Study, probe: Probe, models: list[Denoiser], index: int) 
 
 
 @cache
-def _puzzles(count: int, clues: int, seed: int) -> list[str]:
-    """Puzzles with one solution, written once for all cells of a study."""
-    return sudoku.puzzles(count, clues, seed)
+def _puzzles(count: int, texts: str, seed: int) -> list[str]:
+    """Puzzles with one solution, written once for all cells of a study. texts: "sudoku 32"."""
+    layout, _, clues = texts.partition(" ")
+    return sudoku.puzzles(count, int(clues), seed, SUDOKU[layout].board)
 
 
 def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, index: int, seed: int) -> PromptTokens:
@@ -344,9 +346,8 @@ def _prompt_tokens(cell: Cell, prompts: Prompts, model: Denoiser, length: int, i
             raise LimpetError(f"{model.name} is no exact source, so prompts cannot be drawn from it: name a file")
         ids: list[list[int]] = model.draw(count, seed)[:, : prompts.tokens].tolist()
     else:
-        if prompts.texts.startswith("sudoku "):
-            clues = int(prompts.texts.removeprefix("sudoku "))
-            lines = _puzzles(count, clues, seed + cell.first)
+        if prompts.texts.partition(" ")[0] in SUDOKU:
+            lines = _puzzles(count, prompts.texts, seed + cell.first)
         else:
             lines = read_prompts(prompts.texts)[index * count : (index + 1) * count]
         if model.tokenizer is None:

@@ -7,22 +7,50 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from limpet.errors import LimpetError, one_line
 
-CELLS = 81
-DIGITS = tuple("123456789")
-ROWS = [[9 * row + column for column in range(9)] for row in range(9)]
-COLUMNS = [[9 * row + column for row in range(9)] for column in range(9)]
-BOXES = [
-    [27 * (box // 3) + 3 * (box % 3) + 9 * row + column for row in range(3) for column in range(3)] for box in range(9)
-]
-UNITS = {  # the cells of each row, column and box, in which no digit may stand twice
-    **{f"row {i + 1}": cells for i, cells in enumerate(ROWS)},
-    **{f"column {i + 1}": cells for i, cells in enumerate(COLUMNS)},
-    **{f"box {i + 1}": cells for i, cells in enumerate(BOXES)},
-}
 PUZZLE, SOLUTION = "?", "="  # stand before the two halves of a sudoku row
+
+
+@dataclass(frozen=True)
+class Board:
+    """A size of sudoku: `side` rows, columns and digits, and boxes of `height` rows and `width` columns."""
+
+    side: int
+    height: int
+    width: int
+    fewest: int  # clues of a puzzle that has one solution
+
+    @property
+    def name(self) -> str:
+        return f"{self.side}x{self.side}"
+
+    @property
+    def cells(self) -> int:
+        return self.side**2
+
+    @cached_property
+    def digits(self) -> str:
+        """The digits that fill a board; 0 is a blank."""
+        return "123456789"[: self.side]
+
+    @cached_property
+    def units(self) -> dict[str, list[int]]:
+        """The cells of each row, column and box, in which no digit may stand twice."""
+        row, column = zip(*(divmod(cell, self.side) for cell in range(self.cells)), strict=True)
+        box = [i // self.height * self.height + j // self.width for i, j in zip(row, column, strict=True)]
+        kinds = {"row": row, "column": column, "box": box}
+        return {
+            f"{kind} {i + 1}": [cell for cell, place in enumerate(places) if place == i]
+            for kind, places in kinds.items()
+            for i in range(self.side)
+        }
+
+
+BOARDS = {board.cells: board for board in (Board(9, 3, 3, 17), Board(6, 2, 3, 8), Board(4, 2, 2, 4))}
 
 
 class PromptLayout(ABC):
@@ -42,24 +70,27 @@ class PromptLayout(ABC):
 
 
 class SudokuLayout(PromptLayout):
-    """A mark, 81 cells of a puzzle with 0 for a blank, a mark, 81 cells of the solution."""
+    """A mark, the cells of a puzzle with 0 for a blank, a mark, the cells of the solution."""
 
-    name = "sudoku"
-    length = 2 * (CELLS + 1)
-    empty = PUZZLE + "0" * CELLS + SOLUTION
+    def __init__(self, name: str, board: Board) -> None:
+        self.name, self.board = name, board
+        self.length = 2 * (board.cells + 1)
+        self.empty = PUZZLE + "0" * board.cells + SOLUTION
+        self.characters = "0" + board.digits + PUZZLE + SOLUTION
 
     def write(self, prompt: str) -> str:
-        """The usual line of 81 cells, "." or 0 for a blank; white space and the marks of a row may stand in it."""
+        """The usual line of cells, "." or 0 for a blank; white space and the marks of a row may stand in it."""
         cells = "".join(prompt.split()).removeprefix(PUZZLE).removesuffix(SOLUTION).replace(".", "0")
-        strange = sorted({cell for cell in cells if cell not in "0123456789"})
+        count, digits = self.board.cells, self.board.digits
+        strange = sorted({cell for cell in cells if cell not in "0" + digits})
         if strange:
             raise LimpetError(
-                f"the puzzle {one_line(ascii(prompt), 40)} holds {''.join(strange)[:20]!r}: "
-                "write 81 digits, row by row, with . or 0 for a blank"
+                f"the puzzle {one_line(ascii(prompt), 40)} holds {''.join(strange)[:20]!r}: write {count} digits from "
+                f"1 to {digits[-1]}, row by row, with . or 0 for a blank"
             )
-        if len(cells) != CELLS:
-            raise LimpetError(f"the puzzle has {len(cells)} cells: write 81, row by row, with . or 0 for a blank")
-        for name, unit in UNITS.items():
+        if len(cells) != count:
+            raise LimpetError(f"the puzzle has {len(cells)} cells: write {count}, row by row, with . or 0 for a blank")
+        for name, unit in self.board.units.items():
             clues = [cells[cell] for cell in unit if cells[cell] != "0"]
             twice = next((clue for clue in clues if clues.count(clue) > 1), None)
             if twice is not None:
@@ -67,30 +98,39 @@ class SudokuLayout(PromptLayout):
         return PUZZLE + cells + SOLUTION
 
     def display(self, text: str) -> str:
-        """The solution as a grid of nine lines; a text of another form as it is."""
+        """The solution as a grid of lines; a text of another form as it is."""
         board = text.rpartition(SOLUTION)[2]
-        return grid(board) if len(board) == CELLS else text
+        return grid(board) if len(board) == self.board.cells else text
 
 
 def grid(cells: str) -> str:
-    """The 81 cells of a board as lines, with lines between the boxes; a blank is a dot."""
-    lines = []
-    for row in range(9):
-        if row in (3, 6):
-            lines.append("------+-------+------")
-        shown = cells[9 * row : 9 * row + 9].replace("0", ".")
-        lines.append(" | ".join(" ".join(shown[start : start + 3]) for start in (0, 3, 6)))
+    """The cells of a board as lines, with lines between the boxes; a blank is a dot."""
+    board, lines = BOARDS[len(cells)], []
+    for row in range(board.side):
+        if row and row % board.height == 0:
+            lines.append(line_between(board))
+        shown = cells[board.side * row :][: board.side].replace("0", ".")
+        lines.append(" | ".join(" ".join(shown[start:][: board.width]) for start in range(0, board.side, board.width)))
     return "\n".join(lines)
 
 
+def line_between(board: Board) -> str:
+    """The line of a grid between two bands of boxes."""
+    return "-+-".join("-" * (2 * board.width - 1) for _ in range(board.side // board.width))
+
+
 def clashes(puzzle: Sequence[str], board: Sequence[str]) -> list[bool]:
-    """Which of the 81 cells of a board are wrong: an equal digit in a row, column or box, or another than the clue."""
-    wrong = [clue in DIGITS and clue != cell for clue, cell in zip(puzzle, board, strict=True)]
-    for unit in UNITS.values():
+    """Which cells of a board are wrong: an equal digit in a row, column or box, or another than the clue."""
+    size = BOARDS[len(board)]
+    wrong = [clue in size.digits and clue != cell for clue, cell in zip(puzzle, board, strict=True)]
+    for unit in size.units.values():
         digits = [board[cell] for cell in unit]
         for cell in unit:
-            wrong[cell] |= board[cell] in DIGITS and digits.count(board[cell]) > 1
+            wrong[cell] |= board[cell] in size.digits and digits.count(board[cell]) > 1
     return wrong
 
 
-LAYOUTS: dict[str, PromptLayout] = {"sudoku": SudokuLayout()}
+SUDOKU = {
+    name: SudokuLayout(name, BOARDS[cells]) for name, cells in {"sudoku": 81, "sudoku-6x6": 36}.items()
+}  # the layouts of sudoku models
+LAYOUTS: dict[str, PromptLayout] = {**SUDOKU}

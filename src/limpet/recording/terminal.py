@@ -10,10 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from limpet.models.prompt_layouts import CELLS, DIGITS, LAYOUTS, clashes
+from limpet.models.prompt_layouts import SUDOKU, Board, clashes, line_between
 from limpet.recording.trajectory import FIXED, Trajectory
 
-SUDOKU = LAYOUTS["sudoku"]
 CLUE, CLASH = "bold", "red"  # added to the styles of the cells of a sudoku
 BARS = "▁▂▃▄▅▆▇█"
 CHANGED = "changed"  # no mask: a token other than in the frame before
@@ -63,7 +62,7 @@ def render(trajectories: list[Trajectory], r: int, width: int = 100) -> Group:
     grid.add_row(*panels)
     for name in dict.fromkeys([CHANGED, *(name for one in trajectories for name in one.header.masks)]):
         legend.append(printable(name), style(name)).append("   ")
-    if any(map(_is_board, trajectories)):
+    if any(map(_board_of, trajectories)):
         legend.append("clue", CLUE).append("   ").append("clash", CLASH)
     return Group(grid, legend)
 
@@ -72,8 +71,8 @@ def _panel(trajectory: Trajectory, r: int, width: int) -> Panel:
     header, frame = trajectory.header, trajectory.frames[r]
     tokens = [printable(trajectory.token_texts.get(int(token), "\ufffd")) for token in frame.model_input]
     styles = [style(name) for name in mask_names(trajectory, r)]
-    if _is_board(trajectory):
-        text = _board(tokens, styles)
+    if board := _board_of(trajectory):
+        text = _grid(board, tokens, styles)
     else:
         text = Text.assemble(*zip(tokens, styles, strict=True), overflow="fold")
     calls = header.calls
@@ -85,19 +84,22 @@ def _panel(trajectory: Trajectory, r: int, width: int) -> Panel:
     return Panel(Group(facts, Text(), text), title=Text(printable(header.name), style="bold"), title_align="left")
 
 
-def _is_board(trajectory: Trajectory) -> bool:
-    return trajectory.header.layout == SUDOKU.name and trajectory.header.length == SUDOKU.length
+def _board_of(trajectory: Trajectory) -> Board | None:
+    """The sudoku that a trajectory's rows hold, if they hold one."""
+    layout = SUDOKU.get(trajectory.header.layout or "")
+    return layout.board if layout and layout.length == trajectory.header.length else None
 
 
-def _board(tokens: list[str], styles: list[str]) -> Text:
+def _grid(size: Board, tokens: list[str], styles: list[str]) -> Text:
     """The solution half of a sudoku row as a grid: clues bold, clashes red."""
-    puzzle, board = tokens[1 : 1 + CELLS], tokens[-CELLS:]
+    puzzle, board = tokens[1 : 1 + size.cells], tokens[-size.cells :]
     text, wrong = Text(), clashes(puzzle, board)
-    for cell in range(CELLS):
-        if cell in (27, 54):
-            text.append("------+-------+------\n")
-        added = [CLUE] * (puzzle[cell] in DIGITS) + [CLASH] * wrong[cell]
-        text.append(board[cell], " ".join([styles[cell - CELLS], *added]))
-        text.append("\n" if cell % 9 == 8 else " | " if cell % 9 in (2, 5) else " ")
+    for cell in range(size.cells):
+        row, column = divmod(cell, size.side)
+        if column == 0 and row and row % size.height == 0:
+            text.append(line_between(size) + "\n")
+        added = [CLUE] * (puzzle[cell] in size.digits) + [CLASH] * wrong[cell]
+        text.append(board[cell], " ".join([styles[cell - size.cells], *added]))
+        text.append("\n" if column == size.side - 1 else " | " if (column + 1) % size.width == 0 else " ")
     text.rstrip()
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.training import data as text
 from limpet.training import rows
 from limpet.training.recipe import Data
@@ -15,7 +16,7 @@ def prepare_data(data: Data) -> Iterator[str]:
     folder = Path(data.folder)
     if data.format == "lines":
         yield from rows.prepare_lines(data, folder)
-    elif data.format == "sudoku":
+    elif data.format in SUDOKU:
         yield from rows.prepare_boards(data, folder)
     else:
         files = [Path(file) for file in data.files]

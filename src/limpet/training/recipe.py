@@ -8,6 +8,7 @@ from typing import Literal, get_type_hints
 
 from limpet.errors import LimpetError
 from limpet.files import Toml
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.samplers.params import Param, param
 
 
@@ -41,11 +42,11 @@ class Data(Part):
     """What is learned and how it is cut into rows; `folder` keeps it as tokens, for every recipe that names it.
 
     "text" is documents, packed into rows. "lines" is one row per line of the files, filled with spaces; characters are
-    the tokens. "sudoku" is written by a program: puzzle and solution in 164 tokens."""
+    the tokens. "sudoku" and "sudoku-6x6" are written by a program: puzzle and solution in 164 and 74 tokens."""
 
     files: list[str]
     folder: str
-    format: Literal["text", "lines", "sudoku"] = "text"
+    format: Literal["text", "lines", "sudoku", "sudoku-6x6"] = "text"
     vocab_size: int = param(
         4096, 'tokens of the tokenizer; for "text" every byte, the end of a text, and merges', low=2, high=2**16
     )
@@ -60,8 +61,14 @@ class Data(Part):
         super().__post_init__()
         if self.format == "text" and self.vocab_size < 257:
             raise LimpetError(f"vocab_size is {self.vocab_size}; it takes a whole number from 257 for text")
-        if self.format == "sudoku" and (self.vocab_size, self.length) != (12, 164):
-            raise LimpetError(f"vocab_size is {self.vocab_size} and length is {self.length}: sudoku takes 12 and 164")
+        if (layout := SUDOKU.get(self.format)) is None:
+            return
+        wanted = len(layout.characters), layout.length
+        if (self.vocab_size, self.length) != wanted:
+            sizes = f"vocab_size is {self.vocab_size} and length is {self.length}"
+            raise LimpetError(f"{sizes}: {self.format} takes {wanted[0]} and {wanted[1]}")
+        if self.clues.most > layout.board.cells:
+            raise LimpetError(f"most is {self.clues.most}; a {layout.board.name} board has {layout.board.cells} cells")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,11 @@ from torch import Tensor
 from limpet.errors import LimpetError
 from limpet.evaluation.checkers import sudoku
 from limpet.files import write_file
-from limpet.models.prompt_layouts import CELLS, LAYOUTS, PUZZLE, SOLUTION
+from limpet.models.prompt_layouts import SUDOKU, SudokuLayout
 from limpet.training.data import SPLITS, read_file
 from limpet.training.recipe import Clues, Data
 
 FILL = " "  # after the characters of a line, to the end of its row
-SUDOKU_CHARACTERS = "0123456789" + PUZZLE + SOLUTION
-SUDOKU_PROMPT = len(LAYOUTS["sudoku"].empty)  # leading tokens that are given: the puzzle between its two marks
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,12 @@ class RowTable:
 class Boards(RowTable):
     """Sudoku rows written anew for each step: base boards under random symmetries, with random clues."""
 
+    layout: SudokuLayout = SUDOKU["sudoku"]
     clues: Clues = field(default_factory=Clues)
 
     def batch(self, length: int, size: int, seed: int, step: int) -> Tensor:
         boards = self.ids[torch.randint(len(self.ids), (size,), device=self.ids.device)]
-        return sudoku_rows(sudoku.random_symmetries(boards), self.clues)
+        return sudoku_rows(self.layout, sudoku.random_symmetries(boards), self.clues)
 
 
 # Characters
@@ -91,16 +90,15 @@ def line_rows(tokenizer: Tokenizer, lines: Sequence[str], length: int) -> np.nda
 # Sudoku
 
 
-def sudoku_rows(boards: Tensor, clues: Clues, generator: torch.Generator | None = None) -> Tensor:
-    """Boards (B, 81) as rows (B, 164): a mark, the clues with 0 for a blank, a mark, the board."""
-    count, device = len(boards), boards.device
-    order = torch.rand(count, CELLS, device=device, generator=generator).argsort(-1)
+def sudoku_rows(layout: SudokuLayout, boards: Tensor, clues: Clues, generator: torch.Generator | None = None) -> Tensor:
+    """Boards (B, cells) as rows (B, L): a mark, the clues with 0 for a blank, a mark, the board."""
+    (count, cells), device = boards.shape, boards.device
+    order = torch.rand(count, cells, device=device, generator=generator).argsort(-1)
     numbers = torch.randint(clues.fewest, clues.most + 1, (count, 1), device=device, generator=generator)
     numbers = numbers * (torch.rand(count, 1, device=device, generator=generator) >= clues.none)
-    rows = torch.empty(count, 2 * SUDOKU_PROMPT - 2, dtype=torch.int64, device=device)
-    rows[:, 0], rows[:, SUDOKU_PROMPT - 1] = (SUDOKU_CHARACTERS.index(mark) for mark in (PUZZLE, SOLUTION))
-    rows[:, 1 : SUDOKU_PROMPT - 1] = boards * (order < numbers)
-    rows[:, SUDOKU_PROMPT:] = boards
+    empty = torch.tensor([layout.characters.index(one) for one in layout.empty], device=device)
+    rows = torch.cat([empty.expand(count, -1), boards.long()], 1)
+    rows[:, 1 : cells + 1] = boards * (order < numbers)
     return rows
 
 
@@ -129,16 +127,17 @@ def prepare_lines(data: Data, folder: Path) -> Iterator[str]:
 
 def prepare_boards(data: Data, folder: Path) -> Iterator[str]:
     """Solve base boards into `folder`. Held-out boards become rows once; those for training do at every step."""
-    yield f"solving {data.boards} sudoku boards"
-    boards = sudoku.base_boards(data.boards, data.split_seed)
+    layout = SUDOKU[data.format]
+    yield f"solving {data.boards} {data.format} boards"
+    boards = sudoku.base_boards(data.boards, data.split_seed, layout.board)
     parts = {name: boards[which] for name, which in split_rows(len(boards), data).items()}
     rows = {"train": parts.pop("train")}
     generator = torch.Generator().manual_seed(data.split_seed)
     for name, part in parts.items():
         moved = sudoku.random_symmetries(torch.from_numpy(part), generator)
-        rows[name] = sudoku_rows(moved, data.clues, generator).numpy()
-    tokenizer = character_tokenizer(SUDOKU_CHARACTERS)
-    _write(data, folder, tokenizer, rows, {name: CELLS * len(part) for name, part in rows.items()})
+        rows[name] = sudoku_rows(layout, moved, data.clues, generator).numpy()
+    tokenizer = character_tokenizer(layout.characters)
+    _write(data, folder, tokenizer, rows, {name: layout.board.cells * len(part) for name, part in rows.items()})
     yield ", ".join(f"{name}: {len(part)} boards" for name, part in rows.items())
 
 
@@ -157,7 +156,7 @@ def _described(data: Data) -> dict[str, object]:
     """What of a recipe decides the prepared rows."""
     about: dict[str, object] = {"format": data.format, "vocab_size": data.vocab_size, "length": data.length}
     about |= {"validation": data.validation, "test": data.test, "split_seed": data.split_seed}
-    if data.format == "sudoku":
+    if data.format in SUDOKU:
         about |= {"boards": data.boards, "clues": [data.clues.fewest, data.clues.most, data.clues.none]}
     return about
 
@@ -181,11 +180,12 @@ def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, RowTable]]
         if about.get(key) != value:
             raise LimpetError(f"{folder} was prepared with {key} {about.get(key)}, not {value}: name another folder")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompt = SUDOKU_PROMPT if data.format == "sudoku" else 0
+    layout = SUDOKU.get(data.format)
+    prompt = len(layout.empty) if layout else 0
     splits: dict[str, RowTable] = {}
     for name in SPLITS:
         flat = np.frombuffer(lzma.decompress((folder / f"{name}.xz").read_bytes()), dtype="<u2").astype(np.int32)
         ids, size = torch.from_numpy(flat).view(about["splits"][name]["rows"], -1), about["splits"][name]["bytes"]
-        is_written = data.format == "sudoku" and name == "train"
-        splits[name] = Boards(ids, size, prompt, data.clues) if is_written else RowTable(ids, size, prompt)
+        is_written = layout is not None and name == "train"
+        splits[name] = Boards(ids, size, prompt, layout, data.clues) if is_written else RowTable(ids, size, prompt)
     return tokenizer, splits

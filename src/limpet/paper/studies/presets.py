@@ -38,6 +38,7 @@ class WorldSize:
     n: int  # samples per seed
     nfes: tuple[int, ...]
     rival_nfes: tuple[int, ...] = ()  # those of them at which every other sampler is run too
+    clue_counts: tuple[int, ...] = ()  # more numbers of clues, for native sampling with the most calls
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ class Preset:
     prompted_n: int  # continuations per seed
     prompted_length: int  # prompt and continuation together
     truth: dict[str, WorldSize]  # of the study `truth`, by world
-    clue_counts: tuple[int, ...]  # at which `truth` measures solved puzzles, with the most calls
 
     @property
     def horizon(self) -> int:

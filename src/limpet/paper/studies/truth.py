@@ -29,7 +29,7 @@ from limpet.experiments import (
     format_estimate,
     format_signed,
 )
-from limpet.models.prompt_layouts import SudokuLayout
+from limpet.models.prompt_layouts import SUDOKU
 from limpet.paper.studies.presets import Preset, WorldSize
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FILE
@@ -43,7 +43,6 @@ NATIVE = "native"
 STUDY = {"texts_per_cell": 2, "digits": 6, "metrics": (), "judges": ()}
 WORDS = {"holds": "better", "fails": "worse", "open": "open"}
 DISTANCE = "distance"  # a measure of ours: the mean of a checker's distances
-CLUES = 32  # of the puzzles
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,12 @@ WORLDS = {
         "molecules", "molecules", "molecules", "valid", (DISTANCE, "v.u.n.", "unique", "novel", "scaffolds")
     ),
     "boards": World("sudoku", "sudoku boards without clues", "boards", "valid", ("wrong units", "distinct")),
-    "puzzles": World(
-        "sudoku", f"sudoku puzzles with {CLUES} clues", "puzzles", "solved", ("clues kept", "wrong units"), CLUES
+    "puzzles": World("sudoku", "sudoku puzzles with 32 clues", "puzzles", "solved", ("clues kept", "wrong units"), 32),
+    "boards-6x6": World(
+        "sudoku-6x6", "6x6 sudoku boards without clues", "6x6 boards", "valid", ("wrong units", "distinct")
+    ),
+    "puzzles-6x6": World(
+        "sudoku-6x6", "6x6 sudoku puzzles with 14 clues", "6x6 puzzles", "solved", ("clues kept", "wrong units"), 14
     ),
     "grammar": World("exact:grammar", "balanced brackets", "brackets", "grammatical", (DISTANCE, "distinct")),
 }
@@ -83,21 +86,21 @@ def samplers_at(size: WorldSize, nfe: int) -> list[str]:
 
 
 def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells WORLD/NFE/SAMPLER, and clues COUNT/NFE/native at the most calls."""
+    """Cells WORLD/NFE/SAMPLER, and WORLD COUNT/NFE/native for other numbers of clues, at the most calls."""
     for name, size in preset.truth.items():
         world = WORLDS[name]
         for nfe in size.nfes:
             for text in samplers_at(size, nfe):
                 sampler = _sampler(text).replace(nfe=nfe)
-                yield Cell(f"{name}/{nfe}/{text}", world.model, sampler, size.n, prompts=_prompts(world.clues))
-    for clues in preset.clue_counts:
-        size = preset.truth["puzzles"]
+                yield Cell(f"{name}/{nfe}/{text}", world.model, sampler, size.n, prompts=_prompts(world, world.clues))
         native = _sampler(NATIVE).replace(nfe=max(size.nfes))
-        yield Cell(clue_cell(preset, clues), "sudoku", native, size.n, prompts=_prompts(clues))
+        for clues in size.clue_counts:
+            cell = clue_cell(preset, name, clues)
+            yield Cell(cell, world.model, native, size.n, prompts=_prompts(world, clues))
 
 
-def _prompts(clues: int) -> Prompts | None:
-    return Prompts(f"sudoku {clues}", len(SudokuLayout.empty), 1) if clues else None
+def _prompts(world: World, clues: int) -> Prompts | None:
+    return Prompts(f"{world.model} {clues}", len(SUDOKU[world.model].empty), 1) if clues else None
 
 
 # Estimates
@@ -188,16 +191,22 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
                 if f"{at}/{text}" in results.cells
             ]
             yield results.table(f"samplers/{at}", [rows], *names, place=f"{world.caption}, {nfe} calls")
-    if preset.clue_counts:
-        counts = sorted({CLUES, *preset.clue_counts})
-        row = (Entry(NATIVE), *(_value(results, clue_cell(preset, clues), "solved") for clues in counts))
-        yield results.table("clues", [[row]], *(f"{clues} clues" for clues in counts))
+        if counts := clue_counts(preset, name):
+            row = (Entry(NATIVE), *(_value(results, clue_cell(preset, name, clues), "solved") for clues in counts))
+            columns = [f"{clues} clues" for clues in counts]
+            yield results.table(f"clues/{name}", [[row]], *columns, world=world.caption.partition(" with ")[0])
 
 
-def clue_cell(preset: Preset, clues: int) -> str:
-    """The cell of native sampling on puzzles with so many clues, with the most calls."""
-    world = "puzzles" if clues == CLUES else f"clues {clues}"
-    return f"{world}/{max(preset.truth['puzzles'].nfes)}/{NATIVE}"
+def clue_counts(preset: Preset, world: str) -> list[int]:
+    """All numbers of clues of a world's puzzles, if there are others than its own."""
+    others = preset.truth[world].clue_counts
+    return sorted({WORLDS[world].clues, *others}) if others else []
+
+
+def clue_cell(preset: Preset, world: str, clues: int) -> str:
+    """The cell of native sampling on a world's puzzles with so many clues, with the most calls."""
+    name = world if clues == WORLDS[world].clues else f"{world} {clues}"
+    return f"{name}/{max(preset.truth[world].nfes)}/{NATIVE}"
 
 
 def _value(results: Results, cell: str, name: str) -> Entry:

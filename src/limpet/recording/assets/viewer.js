@@ -103,40 +103,54 @@ const limpet = (() => {
     return trajectory.classes[byte] ??= masksIn(trajectory, byte).map((name) => ` ${classOf(trajectory, name)}`).join("");
   }
 
-  // Boards: a trajectory whose rows are a sudoku is drawn as the grid of its solution. A row is a mark, the 81 cells of the
-  // puzzle, a mark, and the 81 cells of the solution.
+  // Boards: a trajectory whose rows are a sudoku is drawn as the grid of its solution. A row is a mark, the cells of the
+  // puzzle, a mark, and the cells of the solution, which begin at position `first`. Boxes have `height` rows.
 
-  const CELLS = 81, BOARD = CELLS + 2; // BOARD: the position of the first cell of the solution
-  const UNITS = Array.from({ length: 9 }, (_, u) => [
-    Array.from({ length: 9 }, (_, k) => 9 * u + k),
-    Array.from({ length: 9 }, (_, k) => 9 * k + u),
-    Array.from({ length: 9 }, (_, k) => 27 * Math.floor(u / 3) + 3 * (u % 3) + 9 * Math.floor(k / 3) + k % 3),
-  ]).flat();
+  const BOARDS = Object.fromEntries([["sudoku", 9, 3, 3], ["sudoku-6x6", 6, 2, 3]].map(([layout, side, height, width]) => {
+    const cells = side * side, places = Array.from({ length: cells }, (_, cell) => [Math.floor(cell / side), cell % side]);
+    const kinds = [([row]) => row, ([, column]) => column, ([row, column]) => row - row % height + Math.floor(column / width)];
+    const units = kinds.flatMap((unitOf) => Array.from({ length: side }, (_, u) => [...places.keys()].filter((cell) => unitOf(places[cell]) === u)));
+    return [layout, { side, height, width, cells, places, units, first: cells + 2 }];
+  }));
 
-  const isBoard = ({ header }) => header.layout === "sudoku" && header.length === BOARD + CELLS;
-  const firstPosition = (trajectory) => (isBoard(trajectory) ? BOARD : 0); // the positions before it are not drawn
+  function boardOf({ header }) {
+    const board = Object.hasOwn(BOARDS, header.layout) ? BOARDS[header.layout] : null;
+    return board?.first + board?.cells === header.length ? board : null;
+  }
+  const firstPosition = (trajectory) => boardOf(trajectory)?.first ?? 0; // the positions before it are not drawn
   const isDigit = (text) => /^[1-9]$/.test(text);
+
+  // The sides at which a cell of a board touches another box, or the edge: "left top".
+  function sidesOf({ side, height, width, places }, cell) {
+    const [row, column] = places[cell];
+    const sides = { left: column % width === 0, top: row % height === 0, right: column === side - 1, bottom: row === side - 1 };
+    return Object.keys(sides).filter((name) => sides[name]).join(" ");
+  }
 
   // The clue of a position of a frame, or "".
   function clueAt(trajectory, frame, i) {
-    const text = isBoard(trajectory) && i >= BOARD ? trajectory.tokenTexts.get(frame.tokens[i - CELLS - 1]) ?? "" : "";
+    const board = boardOf(trajectory);
+    const text = board && i >= board.first ? trajectory.tokenTexts.get(frame.tokens[i - board.cells - 1]) ?? "" : "";
     return isDigit(text) ? text : "";
   }
 
   // The additional classes of every position: " clue", " clash".
   function boardClasses(trajectory, frame, tokens) {
-    const cells = Array.from({ length: CELLS }, (_, cell) => trajectory.tokenTexts.get(tokens[BOARD + cell]) ?? "");
-    const clues = cells.map((_, cell) => clueAt(trajectory, frame, BOARD + cell));
+    const { first, places, units } = boardOf(trajectory);
+    const cells = places.map((_, cell) => trajectory.tokenTexts.get(tokens[first + cell]) ?? "");
+    const clues = cells.map((_, cell) => clueAt(trajectory, frame, first + cell));
     const wrong = cells.map((text, cell) => clues[cell] !== "" && text !== clues[cell]);
-    for (const unit of UNITS) {
+    for (const unit of units) {
       for (const cell of unit) wrong[cell] ||= isDigit(cells[cell]) && unit.filter((other) => cells[other] === cells[cell]).length > 1;
     }
     return { wrong, classes: cells.map((_, cell) => `${clues[cell] && " clue"}${wrong[cell] ? " clash" : ""}`) };
   }
 
   function positionName(i) {
-    if (!state.trajectories.every(isBoard)) return `Position ${i + 1}`;
-    return `Row ${Math.floor((i - BOARD) / 9) + 1}, column ${(i - BOARD) % 9 + 1}`;
+    const boards = state.trajectories.map(boardOf), [board] = boards;
+    if (!board || boards.some((other) => other !== board)) return `Position ${i + 1}`;
+    const [row, column] = board.places[i - board.first];
+    return `Row ${row + 1}, column ${column + 1}`;
   }
 
   function addFrame(trajectory, bytes, tokenTexts) {
@@ -248,7 +262,7 @@ const limpet = (() => {
 
   function buildLegend() {
     const masks = new Map(state.trajectories.flatMap((trajectory) => trajectory.header.masks.map((name) => [name, classOf(trajectory, name)])));
-    const ofBoards = state.trajectories.some(isBoard) ? [["clue", "clue"], ["clash", "clash"]] : [];
+    const ofBoards = state.trajectories.some(boardOf) ? [["clue", "clue"], ["clash", "clash"]] : [];
     const items = [...masks, ["changed", "changed"], ...ofBoards].map(([name, classes]) => {
       const item = make("li"), [meaning, tip] = MEANINGS[name] ?? [], sample = make("i", classes);
       if (tip) item.dataset.tip = tip;
@@ -274,7 +288,7 @@ const limpet = (() => {
 
   function buildTrajectory(trajectory, index, style) {
     const article = make("article", `trajectory trajectory${index} ${style.classes}`), title = make("h2"), header = make("header");
-    const text = make("div", isBoard(trajectory) ? "text board" : "text"), first = firstPosition(trajectory);
+    const text = make("div", "text"), board = boardOf(trajectory), first = firstPosition(trajectory);
     const facts = make("p", "facts"), scores = make("p", "scores"), downloads = make("div", "downloads");
     const asText = make("button", "quiet", "text"), asFile = make("button", "quiet", "trajectory");
     for (const button of [asText, asFile]) { button.type = "button"; button.disabled = true; }
@@ -294,6 +308,11 @@ const limpet = (() => {
     const spans = Array.from({ length: trajectory.header.length }, () => text.appendChild(make("span")));
     const texts = spans.map((span) => span.appendChild(document.createTextNode("")));
     spans.forEach((span, i) => { span.position = i; });
+    if (board) {
+      text.classList.add("board");
+      text.style.setProperty("--side", board.side);
+      spans.forEach((span, i) => { if (i < first) span.hidden = true; else span.dataset.sides = sidesOf(board, i - first); });
+    }
     text.onpointerover = (event) => { if (event.target.position !== undefined) inspect(event.target.position, false, event.target); };
     text.onpointerleave = () => inspect(null, false);
     text.onclick = (event) => {
@@ -337,14 +356,15 @@ const limpet = (() => {
     const isTop = state.show === "top", tokens = isTop ? frame.top : frame.modelInput;
     const since = isTop ? frame.topSince : frame.since, byAge = state.colour === "age";
     const predicted = last ? trajectory.frames[r - 1] : frame; // the output has the confidence of the final step
-    const board = isBoard(trajectory) ? boardClasses(trajectory, frame, tokens) : null;
+    const board = boardOf(trajectory) ? boardClasses(trajectory, frame, tokens) : null;
+    const first = firstPosition(trajectory);
     let changed = 0;
     for (let i = 0; i < tokens.length; i++) {
       const fresh = r > 0 && since[i] === r;
       if (fresh) changed++;
       const level = byAge ? Math.min(7, Math.floor(Math.log2(1 + r - since[i]) * 1.6))
         : Math.min(7, Math.floor(8 * (1 - predicted.deficit[i] / DEFICIT)));
-      const kind = `k${level}${classesOf(trajectory, frame.masks[i])}${fresh ? " changed" : ""}${board?.classes[i - BOARD] ?? ""}`;
+      const kind = `k${level}${classesOf(trajectory, frame.masks[i])}${fresh ? " changed" : ""}${board?.classes[i - first] ?? ""}`;
       if (view.classes[i] !== kind) { view.spans[i].className = kind; view.classes[i] = kind; }
       if (view.shown[i] !== tokens[i]) {
         view.texts[i].data = visibleText(trajectory.tokenTexts.get(tokens[i]) ?? "\ufffd");
