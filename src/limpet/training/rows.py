@@ -186,6 +186,8 @@ def open_rows(data: Data, folder: Path) -> tuple[Tokenizer, dict[str, RowTable]]
     for name in SPLITS:
         flat = np.frombuffer(lzma.decompress((folder / f"{name}.xz").read_bytes()), dtype="<u2").astype(np.int32)
         ids, size = torch.from_numpy(flat).view(about["splits"][name]["rows"], -1), about["splits"][name]["bytes"]
-        is_written = layout is not None and name == "train"
-        splits[name] = Boards(ids, size, prompt, layout, data.clues) if is_written else RowTable(ids, size, prompt)
+        if layout is not None and name == "train":
+            splits[name] = Boards(ids, size, prompt, layout, data.clues)
+        else:
+            splits[name] = RowTable(ids, size, prompt)
     return tokenizer, splits

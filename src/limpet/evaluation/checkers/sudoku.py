@@ -158,11 +158,11 @@ def cell_orders(size: Board, draws: Tensor) -> Tensor:
     """The cell that each cell of a board comes from under a random symmetry: (n, numbers) uniform -> (n, cells)."""
     side, height, width = size.side, size.height, size.width
     sizes = [side // height, side // width, side, side, 1]
-    bands, stacks, rows, columns, turn = draws[:, : sum(sizes)].split(sizes, 1)
+    bands, stacks, rows, columns, turn = torch.split(draws[:, : sum(sizes)], sizes, 1)
 
     def lines(outer: Tensor, inner: Tensor) -> Tensor:
         """Where each line comes from: some numbers order the bands, and others the lines of each."""
-        within = inner.unflatten(1, (outer.shape[1], -1)).argsort(-1)
+        within = inner.reshape(len(inner), outer.shape[1], -1).argsort(-1)
         return (within.shape[2] * outer.argsort(-1)[..., None] + within).flatten(1)
 
     cells = side * lines(bands, rows)[:, :, None] + lines(stacks, columns)[:, None, :]
