@@ -59,14 +59,15 @@ SIZES = {  # model on the hub: its parameters
 
 def help_of(name: str) -> str:
     """What `limpet NAME --help` prints at 80 columns."""
-    printed = io.StringIO()
+    printed = io.TextIOWrapper(io.BytesIO(), "UTF-8")  # written so, tyro draws no boxes, whatever the locale
     with (
         mock.patch.dict(os.environ, {"COLUMNS": COLUMNS, "NO_COLOR": "1"}),
         redirect_stdout(printed),
         suppress(SystemExit),
     ):
         command_line.main([*name.split(), "--help"])
-    return "\n".join(line.rstrip() for line in printed.getvalue().strip().split("\n"))
+    printed.seek(0)
+    return "\n".join(line.rstrip() for line in printed.read().strip().split("\n"))
 
 
 def commands(page: str) -> str:

@@ -2,7 +2,11 @@
 
 import pytest
 
-SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+SCREENS = [  # by default each width and each scheme once
+    (1280, "light"),
+    (390, "dark"),
+    *(pytest.param(*one, marks=pytest.mark.more) for one in ((1280, "dark"), (390, "light"))),
+]
 
 
 def on_screen(tab, width, scheme):
