@@ -76,17 +76,13 @@ def run_groups(
     on_progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> RunSummary:
     """Compute every unit of some groups that is not in the store; arguments as in `run`."""
-    summary = RunSummary()
     every = [unit for group in groups for unit in group]
     with ThreadPoolExecutor(READERS) as pool:
         checks = pool.map(lambda unit: _is_finished(store, unit), every)
-        finished = {unit.key: check for unit, check in zip(every, checks, strict=True)}
-    for unit in every:
-        if damage := finished[unit.key][1]:
-            summary.damaged[unit.name] = damage
-    left = [[unit for unit in group if not finished[unit.key][0]] for group in groups]
-    missing = [group for group in left if group]
-    summary.found = len(every) - sum(map(len, missing))
+        finished = dict(zip((unit.key for unit in every), checks, strict=True))
+    missing = [left for group in groups if (left := [unit for unit in group if not finished[unit.key][0]])]
+    damaged = {unit.name: damage for unit in every if (damage := finished[unit.key][1])}
+    summary = RunSummary(len(every) - sum(map(len, missing)), damaged=damaged)
     # Runners on one store begin at different groups, so that they meet late.
     start = random.randrange(len(missing)) if missing else 0
     missing = missing[start:] + missing[:start]
