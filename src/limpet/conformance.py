@@ -1,7 +1,5 @@
 """Checks of a user's model or sampler against what the rest of limpet relies on; each check is one row of a report."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Reading and writing files: atomic writes, texts in UTF-8, JSON lines, and TOML as dataclasses."""
 
-from __future__ import annotations
-
 import errno
 import json
 import lzma

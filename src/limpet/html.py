@@ -1,7 +1,5 @@
 """Parts of HTML pages: JSON in a script, hashes for a security policy, tables, and a page within a notebook."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -3,8 +3,6 @@
 Nothing else needs a name: samplers and models are ordinary Python objects. A file that is named is loaded as a module
 below this one, whose name holds the file's path, so that another process can import it again to read a pickle."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import difflib

@@ -1,7 +1,5 @@
 """The style that pages and figures share: one style sheet with every colour, and which colour stands for what."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

@@ -279,7 +279,7 @@ def test_the_command_fills_a_folder_and_reports_it(tmp_path, capsys, monkeypatch
     assert main(words) == 0
     printed = capsys.readouterr().err
     assert "5 parts computed, 0 found, in " in printed
-    assert "32 of 150 samples · " in printed
+    assert re.search("^(32|22) of 150 samples · ", printed, re.M)  # a run may begin with the last part, of 22
     assert result_files(tmp_path) == expected
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"computed": 0, "found": 5, "damaged": {}, "failed": {}}

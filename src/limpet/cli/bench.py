@@ -1,7 +1,5 @@
 """`limpet bench`: what sampling costs on this machine, beside bare forwards and the dense step."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

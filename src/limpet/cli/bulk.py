@@ -1,7 +1,5 @@
 """`limpet bulk`: draw many samples into a folder of parts, resumably."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from typing import Annotated, Literal
@@ -90,19 +88,15 @@ def run(
     _, chosen = captioned_sampler(sampler, nfe, sharpness, models.model(model))
     request = BulkRequest(model, chosen, n, seed, length, texts, fixed, format, part_size, batch_size)
     executor, threads = executing.executor(loading.device, models)
-    begun = printed = started = time.monotonic()
-    found = 0
+    begun = printed = time.monotonic()
     with progress(f"{model} into {folder}") as update, resumable("part"):
 
         def on_progress(now: RunProgress) -> None:
-            nonlocal printed, started, found
-            if now.event is None:
-                started, found = time.monotonic(), now.done
+            nonlocal printed
             if now.event is not None and now.event.error is not None:
                 err.print(f"{now.event.unit.name} failed: {now.event.error}", style="red", markup=False)
             left = "" if now.seconds_left is None else f" · {clock(now.seconds_left)} left"
-            rate = (now.done - found) / max(1e-9, time.monotonic() - started)
-            detail = f"samples · {rate:,.1f}/s{left}"
+            detail = f"samples · {now.rate:,.1f}/s{left}"
             update(completed=now.done, total=now.total, detail=detail)
             if not err.is_terminal and time.monotonic() - printed > QUIET:
                 printed = time.monotonic()

@@ -1,7 +1,5 @@
 """`limpet check MODEL`: whether a model and samplers, your own or built in, keep limpet's contract."""
 
-from __future__ import annotations
-
 import tyro
 
 from limpet import samplers

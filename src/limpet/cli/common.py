@@ -1,7 +1,5 @@
 """What the commands share: options, progress on standard error, results on standard output."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`limpet compare`: samplers on the same random numbers, in one table, with one sample of each beside the others."""
 
-from __future__ import annotations
-
 from textwrap import fill
 
 from rich import table

@@ -1,7 +1,5 @@
 """`limpet doctor`: what is installed, and whether every backend draws from the exact distribution on this machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import re

@@ -1,7 +1,5 @@
 """`limpet infill LEFT RIGHT`: draw what stands between two texts."""
 
-from __future__ import annotations
-
 import tyro
 
 from limpet.cli.common import (

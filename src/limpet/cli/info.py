@@ -1,7 +1,5 @@
 """`limpet info MODEL`: what a model is, where it came from, and what decides its output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tyro

@@ -2,8 +2,6 @@
 
 0 done · 1 a check failed · 2 an error in the request · 130 interrupted."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Calls a command with the options of a command line and of a TOML file (`--config FILE`)."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import re

@@ -1,7 +1,5 @@
 """`limpet sample`: draw texts from a model."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`limpet samplers`: every sampler that has a name, and the parameters of one."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`limpet score FILE...`: every measure of texts of any origin, and paired differences between files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby

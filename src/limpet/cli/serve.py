@@ -1,7 +1,5 @@
 """`limpet serve`: the playground in a browser, and an OpenAI-compatible API."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

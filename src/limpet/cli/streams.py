@@ -1,7 +1,5 @@
 """Standard streams: closed ones, and those whose encoding lacks some letters."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

@@ -1,7 +1,5 @@
 """`limpet study`: run, resume and report a study of your own."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`limpet train`: run a recipe, from text files to a model's folder."""
 
-from __future__ import annotations
-
 import json as jsonlib
 from dataclasses import asdict, replace
 from pathlib import Path

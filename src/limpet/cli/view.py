@@ -1,7 +1,5 @@
 """`limpet view`: recorded trajectories as one self-contained page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`limpet watch`: a sample takes shape in the terminal."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`compare`: several samplers with the same random numbers, evaluated alike, with errors over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A table of results that prints as plain text, and as HTML in a notebook."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from textwrap import wrap
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 The samplers say how many calls they share. One of them runs for all; those that part from it continue from its state.
 So a family of CRS samplers shares its warmup, and two final steps of one native sampler share all calls but one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ part-000000.jsonl             the samples, as `limpet sample` writes them, or th
 checksums/part-000000.json    what the samples depend on, and their digest; without it the part does not exist
 plans/samples.json            the request"""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

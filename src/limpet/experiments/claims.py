@@ -9,8 +9,6 @@ when all of its findings hold, not supported when one fails, not tested when non
 With a two-sided interval, four seeds would leave open what the paper reads as decided. At this level they decide where
 the paper decides, and leave open where it says that its errors do not tell (appendix D.6)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ An executor takes a worker's configuration and groups, and yields an event for e
 no harm, so an executor hands a group out again when its worker dies, and gives it up after ATTEMPTS deaths. The store
 of a Ray cluster must be a path that every node reaches."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections import deque

@@ -1,8 +1,6 @@
 """Figures as SVG and PNG in the colours of the pages. Each family of samplers has a colour, a marker and a line style,
 so that figures can be read in grey. Legends stand below the panels."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A lease is a small file that only one worker can create. Its owner rewrites it e
 has died on this machine, or which has not changed for a minute, is taken over. Clocks of different machines are never
 compared. A lost lease costs a unit computed twice, never a wrong result."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

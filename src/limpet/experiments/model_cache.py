@@ -1,7 +1,5 @@
 """Models and judges that stay loaded: each is loaded once by name, on one device."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any

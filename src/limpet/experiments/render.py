@@ -1,7 +1,5 @@
 """Tables as Markdown and LaTeX, and our Markdown as HTML. The paper's value stands in brackets after ours."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping

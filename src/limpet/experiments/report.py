@@ -1,7 +1,5 @@
 """Reports: one self-contained page with its tables, figures and numbers as files beside it, and an index of several."""
 
-from __future__ import annotations
-
 import base64
 import json
 import lzma

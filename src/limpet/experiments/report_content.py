@@ -1,7 +1,5 @@
 """The content of a report as plain data: tables, figures, scatter plots, contrasts and claims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

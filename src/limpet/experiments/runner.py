@@ -1,7 +1,5 @@
 """Runs a study: resolves it, finds what is finished, gives the rest to an executor, and reports what happened."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ class RunProgress(NamedTuple):
     event: UnitEvent | None
     done: int  # units, or samples of a bulk request, with those that were finished before
     total: int
+    rate: float  # of those a second in this run, whichever runner computed them
     seconds_left: float | None  # None before the first unit
 
 
@@ -76,25 +75,21 @@ def run_groups(
     on_progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> RunSummary:
     """Compute every unit of some groups that is not in the store; arguments as in `run`."""
-    summary = RunSummary()
     every = [unit for group in groups for unit in group]
     with ThreadPoolExecutor(READERS) as pool:
         checks = pool.map(lambda unit: _is_finished(store, unit), every)
-        finished = {unit.key: check for unit, check in zip(every, checks, strict=True)}
-    for unit in every:
-        if damage := finished[unit.key][1]:
-            summary.damaged[unit.name] = damage
-    left = [[unit for unit in group if not finished[unit.key][0]] for group in groups]
-    missing = [group for group in left if group]
-    summary.found = len(every) - sum(map(len, missing))
+        finished = dict(zip((unit.key for unit in every), checks, strict=True))
+    missing = [left for group in groups if (left := [unit for unit in group if not finished[unit.key][0]])]
+    damaged = {unit.name: damage for unit in every if (damage := finished[unit.key][1])}
+    summary = RunSummary(len(every) - sum(map(len, missing)), damaged=damaged)
     # Runners on one store begin at different groups, so that they meet late.
     start = random.randrange(len(missing)) if missing else 0
     missing = missing[start:] + missing[:start]
 
     total, cost = sum(unit.size for unit in every), sum(unit.cost for group in missing for unit in group)
-    done = total - sum(unit.size for group in missing for unit in group)
+    done = found = total - sum(unit.size for group in missing for unit in group)
     begun, spent, reported = time.monotonic(), 0, set[str]()
-    on_progress(RunProgress(None, done, total, None))
+    on_progress(RunProgress(None, done, total, 0.0, None))
     for event in executor(config, missing) if missing else ():
         if event.fatal:
             raise LimpetError(str(event.error))
@@ -107,8 +102,8 @@ def run_groups(
         else:
             summary.computed, summary.found = summary.computed + event.computed, summary.found + (not event.computed)
             done += event.unit.size
-        seconds_left = (time.monotonic() - begun) / spent * (cost - spent)
-        on_progress(RunProgress(event, done, total, seconds_left))
+        seconds = max(1e-9, time.monotonic() - begun)
+        on_progress(RunProgress(event, done, total, (done - found) / seconds, seconds / spent * (cost - spent)))
     return summary
 
 

@@ -1,7 +1,5 @@
 """What sampling costs: whole generations timed beside as many bare forwards, and the arithmetic of single steps."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

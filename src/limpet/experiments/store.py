@@ -9,8 +9,6 @@
 The rows are written last: a unit without them does not exist. Some units have files of other names. The path may be a
 folder or any address that fsspec knows, such as s3://bucket/store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -2,8 +2,6 @@
 
 A file has the fields of `StudyFile`; docs/reproduce.md shows one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

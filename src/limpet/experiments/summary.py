@@ -1,7 +1,5 @@
 """What a report says first: its result in one or two sentences, and the units of its numbers. All of it is computed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A worker: computes the units of a group, evaluates each, and publishes it in the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Drawings of outputs: a molecule as an image that a page can embed."""
 
-from __future__ import annotations
-
 import base64
 
 from limpet.errors import LimpetError, import_extra

@@ -1,7 +1,5 @@
 """Frames of trajectories in the terminal: tokens styled by their masks, counts, and a sparkline of the mean deficit."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

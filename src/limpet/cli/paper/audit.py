@@ -1,7 +1,5 @@
 """`limpet paper audit`: what the paper measures inside a trajectory, beside the paper's values."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args

@@ -1,7 +1,5 @@
 """`limpet paper reproduce`: everything that the paper measures in one command, ending with the table of claims."""
 
-from __future__ import annotations
-
 import json as json_module
 import shutil
 import time

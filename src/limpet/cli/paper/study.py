@@ -1,7 +1,5 @@
 """`limpet paper study`: list, run, resume and report the paper's studies."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import tyro

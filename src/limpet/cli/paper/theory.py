@@ -1,7 +1,5 @@
 """`limpet paper theory`: the paper's statements on concrete sources, with verdicts and figures."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Judges: causal language models, or known distributions, that score generated text; loaded by name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The interface of judges: they score sequences of any length in bounded memory."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The built-in judge: a causal transformer with Duo's layers and no noise level, and the folder it is stored in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """The true distribution of an exact source as a judge; it counts every token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

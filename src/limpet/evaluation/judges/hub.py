@@ -1,7 +1,5 @@
 """Any causal language model of transformers as a judge, by hub name or folder: safetensors only, no remote code."""
 
-from __future__ import annotations
-
 import os
 from functools import cached_property
 from pathlib import Path

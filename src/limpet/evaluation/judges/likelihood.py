@@ -1,7 +1,5 @@
 """The likelihood of generated samples under a judge: which ids it reads, which of them count, and a cache."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Metrics of token sequences that need no judge; each names its convention, which is printed with every value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

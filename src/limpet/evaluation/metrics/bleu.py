@@ -1,7 +1,5 @@
 """Self-BLEU-4: BLEU of each sequence against the other sequences of its set, for all sequences at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MAUVE between two sets of texts: the area under their divergence frontier, for several k-means seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

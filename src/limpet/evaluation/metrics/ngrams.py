@@ -1,7 +1,5 @@
 """Exact n-gram codes of a whole set of sequences at once, and the metrics that count them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

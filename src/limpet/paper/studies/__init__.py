@@ -1,8 +1,6 @@
 """The paper's tables and figures as studies. Each study is one module with its cells at a preset's size, and functions
 that turn results into tables, panels of a figure, scatter plots, contrasts and claims; its texts are in TOML files."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What audits share: their presets, their cells, and their rows as a table and as bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A sampled or an argmax final step on the same trajectories (section 5.1, appendix D.2; table 4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import product

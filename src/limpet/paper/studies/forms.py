@@ -1,8 +1,6 @@
 """Which variant of Mend: how many tokens it revises, which, when, and from what it samples. All variants that were
 tried, the failed ones included, against the best top-p curve at their own entropy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Top-p against CRS budgets at equal calls (section 5.3; table 5, figure 2 c-d)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from limpet.experiments import Cell, Panel, Table

@@ -1,8 +1,6 @@
 """Whether a committed token is still probable later: visible, hidden at its own position, or never written
 (appendix E.3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What visibility gains as support shrinks (appendix D.7; figure 4): cells of `factorial` and `continuation`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from limpet.experiments import Panel, Series, estimate_series

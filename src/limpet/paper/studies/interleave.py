@@ -2,8 +2,6 @@
 
 This is the study `pareto` for interleaved samplers, with the released sampler's default final step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """CRS against top-p at equal diversity, by four statistics (appendix E.4), from the cells of the frontier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from limpet.experiments import DIVERSITY_METRICS, Cell, Entry, Table, format_signed, within

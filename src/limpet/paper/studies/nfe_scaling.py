@@ -1,7 +1,5 @@
 """How quality changes with the number of network calls (section 5.1; tables 2 and 3, figure 2 a-b)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 

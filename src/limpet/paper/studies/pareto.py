@@ -5,8 +5,6 @@ tail, and the paper's final step). Mixing texts of two samplers mixes their mean
 family reaches, at the released entropy, the lower hull of its samplers at one number of calls. benchmarks/pareto.py
 adds the time of each number of calls."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product

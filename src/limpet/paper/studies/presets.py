@@ -1,7 +1,5 @@
 """The sizes of every study: the paper's, those for the built-in models on a CPU or a GPU, and a smoke test's."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The numbers that the paper prints, and results with those numbers beside them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ trajectories, where the state before each call is drawn from the clean text, and
 sampler's. Along sampled trajectories there is no truth; there a committed token is compared with the prediction at its
 position. All samplers commit the positions and calls of one run that never revises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

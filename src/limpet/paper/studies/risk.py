@@ -1,7 +1,5 @@
 """How often a committed token is wrong on forward states, against noise: proposition 2 in practice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from limpet.evaluation import paired

@@ -3,8 +3,6 @@
 The cost of a sampler is its number of calls, so samplers are compared at equal calls. Any sampler can be made sharper,
 so each is compared with top-p at the sampler's own entropy, with whichever final step serves top-p best there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How two checkpoints differ in what they select, on the same forward states (appendix D.3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

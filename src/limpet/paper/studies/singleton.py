@@ -1,7 +1,5 @@
 """How often top-p leaves a single token, and whether that token lasts (appendix D.1, table 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 writes them into the output, as the CRS run does too: the two differ in the input only. Mend with the same parameters
 is not in the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from limpet.experiments import Panel, Series

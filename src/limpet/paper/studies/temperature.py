@@ -1,8 +1,6 @@
 """Whether visible context is more than a temperature: the best temperature at each position, and what it leaves
 unexplained (appendix E)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What audits read: trajectories, predictions at chosen positions, clean texts and their forward states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

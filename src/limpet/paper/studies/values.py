@@ -1,7 +1,5 @@
 """Other values of the committed tokens (section 5.2, appendix E.2); everything else is replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

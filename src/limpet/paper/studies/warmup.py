@@ -1,7 +1,5 @@
 """Later selection, by how long committed tokens stay visible (section 5.2, appendix D.4; tables 6, 7; figure 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -3,8 +3,6 @@
 A module has `checks()`, the rows of its table, and perhaps `panels()`, the panels of a figure. theory.toml has the
 titles."""
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Callable, Iterable

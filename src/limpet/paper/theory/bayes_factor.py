@@ -1,7 +1,5 @@
 """Appendix C.2: the Bayes factor of a visible token, which grows as noise falls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

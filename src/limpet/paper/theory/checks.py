@@ -1,7 +1,5 @@
 """Checks of a statement: the two sides of a relation, and the verdict that follows from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple

@@ -3,8 +3,6 @@
 The theorems take context as given from outside. CRS writes its own context, from its own predictions. Is its output
 likelier, does it mix modes less, and which modes does it prefer?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

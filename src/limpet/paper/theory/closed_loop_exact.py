@@ -1,7 +1,5 @@
 """The closed loop without sampling noise: exact output distributions of native, top-p and CRS on tiny sources."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from limpet.experiments import Panel

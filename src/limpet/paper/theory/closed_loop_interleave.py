@@ -1,7 +1,5 @@
 """Exact output distributions of interleaved steps, and of steps at all positions in every call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Exact output distributions of Mend, of the same sampler that revises nothing, and of the native sampler."""
 
-from __future__ import annotations
-
 from limpet.models.exact import Source
 from limpet.paper.theory import exact_outputs as exact
 from limpet.paper.theory.checks import Check

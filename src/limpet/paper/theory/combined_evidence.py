@@ -1,7 +1,5 @@
 """Theorem 3: support restriction and visible context are evidence of one mode, and their log-likelihood ratios add."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

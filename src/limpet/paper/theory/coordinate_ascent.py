@@ -8,8 +8,6 @@ becomes the argmax of h_i, ln q rises by exactly
 
 which at s = 1 is the gain that `Mend` ranks by. docs/theory.md has the whole proposition."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Corollary 4: the more evidence of a mode there is, from support or context, the less another observation adds."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

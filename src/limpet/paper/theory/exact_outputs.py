@@ -1,7 +1,5 @@
 """Measures of exact output distributions on tiny sources, and the tables and figures that the closed loops share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

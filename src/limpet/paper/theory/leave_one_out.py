@@ -1,8 +1,6 @@
 """Section 3.1: the leave-one-out distribution is the posterior averaged over the position's own noisy token, given the
 others, and the conversion takes it back to that posterior."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import torch

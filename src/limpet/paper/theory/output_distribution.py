@@ -4,8 +4,6 @@ The sampler makes its own calls, with a backend that draws nothing: it keeps the
 random choice of positions is replaced by all choices and their probabilities. The rows of a batch carry probability
 mass, and rows that no later call can distinguish are merged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

@@ -2,8 +2,6 @@
 
 A joint distribution over n tokens of V symbols is flat, (..., V**n): base-V codes, position 0 the leading digit."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Proposition 2: the exact leave-one-out Bayes risk of committing a token does not rise as noise falls."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -3,8 +3,6 @@ token's posterior spells it.
 
 Everywhere below, words are (B, K, L), and the true word is the first."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@ it.
 
 Modes have prior weights (B, K). Given its mode, a sequence has independent tokens with distributions (B, K, n, V)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

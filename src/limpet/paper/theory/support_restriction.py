@@ -1,7 +1,5 @@
 """Section 3.2: restricting the support commutes with the conversion from leave-one-out distribution to posterior."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

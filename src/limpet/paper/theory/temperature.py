@@ -1,7 +1,5 @@
 """Appendix E.1: which distributions are a scalar temperature of another, and the convex fit of the nearest one."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
