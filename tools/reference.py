@@ -44,7 +44,9 @@ COMMAND_PAGES = {  # page -> its commands
 }
 PARAMETER_PAGES = {  # page -> its samplers
     "parameters.md": "native crs mend psi ddim gibbs trapezoidal tau-leaping forward-backward",
-    "parameters-others.md": "rdm confidence-threshold entropy-bound block-refinement gidd-adaptive gidd-correction guided",
+    "parameters-others.md": (
+        "rdm confidence-threshold entropy-bound block-refinement gidd-adaptive gidd-correction guided"
+    ),
 }
 GIB = 2**30
 SIZES = {  # model on the hub: its parameters
@@ -80,7 +82,7 @@ def commands(page: str) -> str:
 
 
 def parameters(page: str) -> str:
-    """A table for each sampler of a page. Of one that inherits, the parameters that it adds or whose default it changes."""
+    """A table for each sampler of a page. Of one that inherits, what it adds and the defaults that it changes."""
     parts = []
     kinds = {name: samplers.find(name) for name in BUILTIN}
     described = {name: describe(name, kind) for name, kind in kinds.items()}
