@@ -119,7 +119,7 @@ def playground(opened: Any, address: str, file: Path, viewport: dict[str, int], 
         shown.click("#play")
         shown.evaluate(f"limpet.go({SHOWN})")
         if viewport is DESK:
-            shown.locator(".trajectory1 .text span.visible").nth(8).hover()
+            shown.locator(".trajectory1 .text span.visible").nth(1).hover()
         still(shown.screenshot(), file)
 
 
