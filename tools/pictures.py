@@ -202,8 +202,9 @@ def take(folder: Path, opened: Any, animated: Mapping[str, list[Trajectory]]) ->
 if __name__ == "__main__":
     mini = load("mini", device="cpu")
     words = [word for word in sys.argv[1:] if word != "--stills"]
-    runs = {"samplers": lambda: recorded_text(mini), "sudoku": lambda: recorded_sudoku(load("sudoku", device="cpu"))}
-    made = {} if "--stills" in sys.argv else {name: make() for name, make in runs.items()}
+    made: dict[str, list[Trajectory]] = {}
+    if "--stills" not in sys.argv:
+        made = {"samplers": recorded_text(mini), "sudoku": recorded_sudoku(load("sudoku", device="cpu"))}
     for name, trajectory in recorded(mini).items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
