@@ -1,6 +1,7 @@
 """The run that the playground opens with, and the pictures of the README and the docs, taken by a browser.
 
     $ python tools/pictures.py docs/images
+    $ python tools/pictures.py docs/images --stills    # without the animations
 
 It needs a Chromium on this machine (LIMPET_CHROMIUM names one that is not on the path), playwright and pillow."""
 
@@ -11,7 +12,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,7 @@ def playground(opened: Any, address: str, file: Path, viewport: dict[str, int], 
         shown.click("#play")
         shown.evaluate(f"limpet.go({SHOWN})")
         if viewport is DESK:
-            shown.locator(".trajectory1 .text span.visible").nth(8).hover()
+            shown.locator(".trajectory1 .text span.visible").nth(1).hover()
         still(shown.screenshot(), file)
 
 
@@ -172,8 +173,8 @@ def animation(opened: Any, trajectories: list[Trajectory], file: Path, colours: 
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
 
 
-def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list[Trajectory]) -> list[Path]:
-    """Every picture, each below its limit."""
+def take(folder: Path, opened: Any, animated: Mapping[str, list[Trajectory]]) -> list[Path]:
+    """Every picture, each below its limit. animated: the trajectories of each animation, by name."""
     if not folder.is_dir():
         raise LimpetError(f"{folder} is no folder: make it, or name another")
     app = application(in_this_process(Resources({"mini": load("mini", device="cpu")})))
@@ -187,9 +188,9 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
             playground(opened, address, folder / f"{name}.png", viewport, scheme)
     report(opened, folder / "report.png", DESK, "light")
     report(opened, folder / "report-phone-dark.png", PHONE, "dark")
-    animations = [folder / "samplers.gif", folder / "sudoku.gif"]
-    animation(opened, trajectories, animations[0])
-    animation(opened, sudoku, animations[1], COLOURS)
+    for name, trajectories in animated.items():
+        animation(opened, trajectories, folder / f"{name}.gif", COLOURS if name == "sudoku" else FEW)
+    animations = [folder / f"{name}.gif" for name in animated]
     files = sorted([*folder.glob("playground*.png"), *folder.glob("report*.png"), *animations])
     for file in files:
         most = MOST_SUDOKU if file.stem == "sudoku" else MOST
@@ -200,8 +201,11 @@ def take(folder: Path, opened: Any, trajectories: list[Trajectory], sudoku: list
 
 if __name__ == "__main__":
     mini = load("mini", device="cpu")
-    text_run, sudoku_run = recorded_text(mini), recorded_sudoku(load("sudoku", device="cpu"))
+    words = [word for word in sys.argv[1:] if word != "--stills"]
+    made: dict[str, list[Trajectory]] = {}
+    if "--stills" not in sys.argv:
+        made = {"samplers": recorded_text(mini), "sudoku": recorded_sudoku(load("sudoku", device="cpu"))}
     for name, trajectory in recorded(mini).items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*sys.argv[1:2] or ["docs/images"]), chrome, text_run, sudoku_run)
+        take(Path(*words or ["docs/images"]), chrome, made)

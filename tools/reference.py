@@ -44,8 +44,9 @@ COMMAND_PAGES = {  # page -> its commands
 }
 PARAMETER_PAGES = {  # page -> its samplers
     "parameters.md": "native crs mend psi ddim gibbs trapezoidal tau-leaping forward-backward",
-    "parameters-others.md": "rdm confidence-threshold entropy-bound block-refinement gidd-adaptive gidd-correction "
-    "guided",
+    "parameters-others.md": (
+        "rdm confidence-threshold entropy-bound block-refinement gidd-adaptive gidd-correction guided"
+    ),
 }
 GIB = 2**30
 SIZES = {  # model on the hub: its parameters
@@ -59,15 +60,14 @@ SIZES = {  # model on the hub: its parameters
 
 def help_of(name: str) -> str:
     """What `limpet NAME --help` prints at 80 columns."""
-    printed = io.TextIOWrapper(io.BytesIO(), "UTF-8")  # written so, tyro draws no boxes, whatever the locale
+    printed = io.StringIO()
     with (
         mock.patch.dict(os.environ, {"COLUMNS": COLUMNS, "NO_COLOR": "1"}),
         redirect_stdout(printed),
         suppress(SystemExit),
     ):
         command_line.main([*name.split(), "--help"])
-    printed.seek(0)
-    return "\n".join(line.rstrip() for line in printed.read().strip().split("\n"))
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().split("\n"))
 
 
 def commands(page: str) -> str:
@@ -82,7 +82,7 @@ def commands(page: str) -> str:
 
 
 def parameters(page: str) -> str:
-    """A table for each sampler of a page: of one that inherits, the parameters that it adds or changes."""
+    """A table for each sampler of a page. Of one that inherits, what it adds and the defaults that it changes."""
     parts = []
     kinds = {name: samplers.find(name) for name in BUILTIN}
     described = {name: describe(name, kind) for name, kind in kinds.items()}

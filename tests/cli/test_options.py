@@ -54,6 +54,12 @@ def test_help_wraps_at_words_in_a_terminal():
     assert "text that stands from that token on; digits are ids (12=345,6) unless they are in double quotes" in shown
 
 
+def test_the_parameters_of_a_sampler_have_a_help_of_their_own(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    shown = words(output(capsys, "samplers", "mend"))
+    assert all(words(name) <= shown for name in limpet.samplers.params(limpet.Mend))
+
+
 def test_help_of_serve_names_every_limit_and_its_default(capsys):
     with pytest.raises(SystemExit):
         main.main(["serve", "--help"])

@@ -2,6 +2,7 @@
 equal bytes. In a browser, by mouse, keyboard and touch, the texts of any points are shown side by side."""
 
 import base64
+import io
 import json
 import math
 import re
@@ -318,6 +319,31 @@ def test_a_report_is_accessible(open_page, width, scheme):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.click("main li a >> nth=0")
     tab.locator("nav a", has_text="All reports").wait_for()
+
+
+@here
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_a_table_that_scrolls_shows_that_it_does(open_page, scheme):
+    """A shadow stands at the edge where more is: at the right before it is scrolled, at the left after."""
+    image = pytest.importorskip("PIL.Image", reason="pillow reads the screenshot")
+    tab = open_page()
+    on_screen(tab, 390, scheme)
+    tab.goto((REPORTS / "frontier-mini-gpu/index.html").as_uri())
+    wide = tab.locator("div.wide", has=tab.locator("table:visible")).first
+    more = wide.evaluate("(one) => one.scrollWidth - one.clientWidth")
+    assert more > 100
+
+    def edges():
+        """Whether the most frequent colour near the left and the right edge is another than the page's."""
+        shot = image.open(io.BytesIO(wide.screenshot())).convert("RGB")
+        columns = ([shot.getpixel((x, y)) for y in range(shot.height)] for x in (3, shot.width - 4))
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        page = tuple(int(part) for part in re.findall(r"\d+", paper)[:3])
+        return [max(set(column), key=column.count) != page for column in columns]
+
+    assert edges() == [False, True]
+    wide.evaluate("(one) => one.scrollTo(one.scrollWidth, 0)")
+    assert edges() == [True, False]
 
 
 @here

@@ -298,7 +298,7 @@ def test_hostile_names_and_texts_stay_text(recorded):
     assert [tag for tag, _ in Page(plain).tags] == [tag for tag, _ in Page(spoilt).tags]
     assert "alert(1)</script>" not in spoilt
     assert "onerror=alert(2)>" not in spoilt
-    data = {"models": [{"name": HOSTILE}], "params": {HOSTILE: []}, "descriptions": {HOSTILE: HOSTILE}}
+    data = {"models": [{"name": HOSTILE}], "samplers": {}, "params": {HOSTILE: []}, "descriptions": {HOSTILE: HOSTILE}}
     about, _ = playground.playground(data)
     assert "alert(1)</script>" not in about
     (data,) = [text for _, attributes, text in Page(about).inside if attributes.get("type") == "application/json"]

@@ -508,9 +508,9 @@ def test_hostile_texts_stay_texts(tab, recorded, tmp_path):
 @pytest.mark.skipif("mini" not in model_files.builtin_names(), reason="mini is not built in here")
 def test_the_readmes_pictures(opened, models, tmp_path):
     """The command that makes them, with fewer calls in the animation."""
-    trajectories = pictures.recorded_text(models["mini"], calls=6)
     sudoku = pictures.recorded_sudoku(limpet.load("sudoku"), calls=6)
-    files = {file.stem: file for file in pictures.take(tmp_path, opened, trajectories, sudoku)}
+    animated = {"samplers": pictures.recorded_text(models["mini"], calls=6), "sudoku": sudoku}
+    files = {file.stem: file for file in pictures.take(tmp_path, opened, animated)}
     assert set(files) == {"playground", "playground-dark", "playground-phone", "playground-phone-light", "report",
                          "report-phone-dark", "samplers", "sudoku"}  # fmt: skip
     assert files["playground"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
