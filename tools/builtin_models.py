@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ NFE = (16, 64)
 SEEDS = (8200, 8210)
 TRAINED_ON = "one NVIDIA H200"
 CURVE = 12  # rows of a learning curve
+BOARDS_OF_6X6 = 28_200_960
 UNIT = {"molecules": "token", "sudoku": "solution cell", "sudoku-6x6": "solution cell"}  # of the held-out bound
 
 
@@ -174,6 +176,8 @@ def measure(name: str, corpus: Corpus, options: argparse.Namespace) -> dict[str,
         precise = limpet.load(name, device=options.device)
         stored["held_out"] = {split: bound(precise, corpus, split, options) for split in ("validation", "test")}
         keep()
+    if name == "sudoku-6x6" and "least" not in stored:
+        stored["least"] = {split: least_nats(corpus.splits[split].ids) for split in ("validation", "test")}
     for row, run in rows_of(name, model, corpus, options):
         if not any(all(one[key] == value for key, value in row.items()) for one in stored["rows"]):
             stored["rows"].append({**row, "measures": run()})
@@ -192,6 +196,13 @@ def bound(model: Denoiser, corpus: Corpus, split: str, options: argparse.Namespa
     assert isinstance(model, Duo)
     rows, draws = (64, 2) if options.is_quick else (None, 4)
     return asdict(heldout.held_out(model.network, corpus.splits[split].to(model.device), rows, draws))
+
+
+def least_nats(rows: torch.Tensor) -> float:
+    """The entropy of the solutions in rows of 6x6 where all solutions of a puzzle are equally likely, per cell."""
+    puzzles = rows[:, 1 : sudoku.SIX.cells + 1].tolist()
+    counts = [len(sudoku.solutions(one, limit=BOARDS_OF_6X6)) if any(one) else BOARDS_OF_6X6 for one in puzzles]
+    return sum(map(math.log, counts)) / len(counts) / sudoku.SIX.cells
 
 
 def rows_of(
@@ -290,12 +301,18 @@ def training_block(name: str, found: Mapping[str, Any]) -> str:
 
 def held_out_block(name: str, found: Mapping[str, Any]) -> str:
     """The bound on held-out rows."""
+    least = found.get("least", {})
     rows = [
-        (split, f"{one['nats']:.4f} ± {one['error']:.4f}", f"{one['rows']:,}")
+        (
+            split,
+            f"{one['nats']:.4f} ± {one['error']:.4f}",
+            *(f"{least[key]:.4f}" for key in (split,) if least),
+            f"{one['rows']:,}",
+        )
         for split, one in found["held_out"].items()
     ]
-    place = measured({**found, "precision": "float32"})
-    return f"{table(('split', f'bound, nats per {UNIT[name]}', 'rows'), rows)}\n\n{place}"
+    head = ("split", f"bound, nats per {UNIT[name]}", *(("least possible",) if least else ()), "rows")
+    return f"{table(head, rows)}\n\n{measured({**found, 'precision': 'float32'})}"
 
 
 def quality_block(name: str, found: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ RELEASED = "native top_p=.9"  # the released sampler, at the preset's most calls
 DIVERSE = "mend grid=quadratic interleave=true budget=.06 warmup=.2 late_top_p=.85"  # sharpness 0
 SHARP = "mend grid=quadratic interleave=true warmup=.2 spacing=1 late_top_p=.6"  # sharpness 1
 FEW, MANY = 16, 64  # calls
+WORLDS = ("molecules", "boards-6x6", "puzzles-6x6", "grammar")  # of the table; the page has those of 9x9 too
 WIDTH = 120
 
 
@@ -31,13 +32,11 @@ def committed() -> tuple[Results, Results]:
 
 def truth_table(results: Results) -> str:
     """The share of right samples in each world: the released sampler, the best baseline, CRS and Mend."""
-    worlds = [world for world, size in truth_page.SIZE.truth.items() if {FEW, MANY} <= {*size.nfes}]
-
     def row(name: str, nfe: int, text: str | None) -> tuple[Entry, ...]:
         if text is None:
-            values = (truth_page.best_entry(results, world, nfe) for world in worlds)
+            values = (truth_page.best_entry(results, world, nfe) for world in WORLDS)
         else:
-            values = (Entry(format_estimate(truth.quality(results, f"{world}/{nfe}", text), 3)) for world in worlds)
+            values = (Entry(format_estimate(truth.quality(results, f"{world}/{nfe}", text), 3)) for world in WORLDS)
         return (Entry(f"{name}, {nfe} calls"), *values)
 
     rows = (
@@ -46,14 +45,18 @@ def truth_table(results: Results) -> str:
         row("best baseline", FEW, None),
         *(row(f"{family}", FEW, text) for family, (text,) in truth.COMPARED.items() if family in ("CRS", "Mend")),
     )
-    head = ("sampler", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in worlds))
+    head = ("sampler", *(f"{truth.WORLDS[world].short} {truth.WORLDS[world].quality}" for world in WORLDS))
     return markdown(Table("results", "", head, (rows,))).strip()
 
 
 def results_block(of_truth: Results, of_text: Results) -> str:
     """What the README says of results."""
     size = truth_page.SIZE.truth
-    counts = ", ".join(f"{one.n} {truth.WORLDS[world].short}" for world, one in size.items())
+    counts = ", ".join(f"{size[world].n} {truth.WORLDS[world].short}" for world in WORLDS)
+    parameters = [
+        f"`{model}` has {truth_page.card_figures(model)['parameters'] / 1e6:.1f} million parameters"
+        for model in dict.fromkeys(truth.WORLDS[world].model for world in WORLDS[:-1])
+    ]
     calls = interleave.compared_calls(SIZE)
     (nll, entropy), (diverse, diverse_entropy) = (
         [results_of(of_text, nfe, text, name) for name in ("nll", "entropy")]
@@ -65,8 +68,8 @@ def results_block(of_truth: Results, of_text: Results) -> str:
     )
     checked = (
         "Share of right samples (higher is better), as checkers decide it: RDKit, the rules of sudoku, a grammar. Mean "
-        f"± standard error over {len(of_truth.study.seeds)} seeds of {counts}. `molecules` has 3.7 million parameters "
-        "and `sudoku` 2.0 million; the predictions of the brackets are exact. The best baseline is top-p or native "
+        f"± standard error over {len(of_truth.study.seeds)} seeds of {counts}. {truth_page.listed(parameters)}; the "
+        "predictions of the brackets are exact. The best baseline is top-p or native "
         "sampling, over final steps and interleaving ([every sampler, verdicts and costs](docs/truth.md))."
     )
     text = (
