@@ -32,7 +32,7 @@ from limpet.diffusion.rng import CounterRNG
 from limpet.evaluation import evaluate
 from limpet.evaluation.sample_sets import SampleSet
 from limpet.generation import CountingDenoiser, Inputs, fixed_tokens, rollout
-from limpet.models import Cache, Denoiser, ModelInput, WrappedDenoiser
+from limpet.models import Cache, Denoiser, ModelInput, WrappedDenoiser, networks
 from limpet.samplers import Sampler, parse
 
 OUT = Path("benchmarks/results/cache.json")
@@ -48,15 +48,16 @@ Rule = Callable[["Following", Tensor], Tensor | None]
 # Quality, rows and time
 
 
-def inputs_of(model: Denoiser, n: int, seed: int) -> Inputs:
-    return Inputs(fixed_tokens(model, n, model.length, None, None), CounterRNG(seed, torch.arange(n)))
+def inputs_of(model: Denoiser, samples: range, seed: int) -> Inputs:
+    fixed = fixed_tokens(model, len(samples), model.length, None, None)
+    return Inputs(fixed, CounterRNG(seed, torch.tensor(samples)))
 
 
-def quality(model: Denoiser, texts: list[str], n: int, seed: int) -> dict[str, Any]:
+def quality(model: Denoiser, texts: list[str], samples: range, seed: int, nfe: int) -> dict[str, Any]:
     """Every sampler on one batch, alternately, call by call: seconds, rows and scores of each."""
-    samplers = {text: parse(text, nfe=CALLS)[1] for text in texts}
+    samplers = {text: parse(text, nfe=nfe)[1] for text in texts}
     counting = {text: CountingDenoiser(model) for text in texts}
-    steps = {text: rollout(counting[text], samplers[text], inputs_of(model, n, seed)) for text in texts}
+    steps = {text: rollout(counting[text], samplers[text], inputs_of(model, samples, seed)) for text in texts}
     seconds, ends = dict.fromkeys(texts, 0.0), {}
     while steps:
         for text in list(steps):
@@ -71,10 +72,10 @@ def quality(model: Denoiser, texts: list[str], n: int, seed: int) -> dict[str, A
     found = {}
     for text, tokens in ends.items():
         scores = evaluate(SampleSet.from_tokens(model, tokens), judge, ("entropy",), checker=model.checker)
-        rows = counting[text].positions / (tokens.numel() * CALLS)
-        values = {name: float(one[0]) for name, one in scores.values.items()}
+        rows = counting[text].positions / (tokens.numel() * nfe)
+        values = {name: float(one[0]) for name, one in scores.values.items() if name in SHOWN}
         found[text] = {"seconds": seconds[text], "rows": rows, "calls": samplers[text].nfe, **values}
-    return {"n": n, "precision": model.precision, "samplers": found}
+    return {"n": len(samples), "precision": model.precision, "threads": torch.get_num_threads(), "samplers": found}
 
 
 # Predictions beside exact ones
@@ -170,7 +171,7 @@ def policies(model: Denoiser, text: str, n: int, seed: int) -> dict[str, Any]:
         backend = Backend(following.plan, sparse.advance, sparse.BACKEND.select)
         if waits and text.startswith("native"):
             continue  # it inspects nothing
-        for _ in rollout(following, sampler, replace(inputs_of(model, n, seed), backend=backend)):
+        for _ in rollout(following, sampler, replace(inputs_of(model, range(n), seed), backend=backend)):
             pass
         kl = {kind: total / max(1, count) for kind, (total, count) in following.sums.items()}
         found[name] = {"rows": following.rows / following.positions, **kl}
@@ -233,6 +234,9 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--sampler", action="append", help="quality: default several; policies: native top_p=.9")
     parser.add_argument("--n", type=int, default=4, help="samples of each seed")
+    parser.add_argument("--batch", type=int, default=16, help="quality: samples of one batch")
+    parser.add_argument("--nfe", type=int, default=CALLS, help="quality: calls of samplers that do not say")
+    parser.add_argument("--same-kernels", action="store_true", help="quality: cached calls use those of exact ones")
     parser.add_argument("--seeds", type=int, nargs="+", default=[8200])
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--page", type=Path, help="fill this page from --out, and run nothing")
@@ -246,11 +250,19 @@ def main() -> None:
         put(options.page, "quality", "\n\n".join(table(found, model) for model in models))
         put(options.page, "policies", policy_table(found))
         return
+    torch.set_num_threads(1)
+    if options.same_kernels:
+        networks.multiplies_faster = lambda q, k: False
+        networks.Linear.with_gelu = lambda own, x: torch.nn.functional.gelu(own(x), approximate="tanh")  # type: ignore[method-assign]
     model, results = limpet.load(options.model, precision=options.precision, device="cpu"), ResultFile(options.out)
     for seed in options.seeds:
         if options.what == "quality":
-            texts = options.sampler or [form.format(name) for name, forms in SAMPLERS.items() for form in forms]
-            results.measure(f"quality {options.model} seed {seed}", quality, model, texts, options.n, seed)
+            for first in range(0, options.n, options.batch):
+                samples = range(first, min(options.n, first + options.batch))
+                group = options.sampler[0]
+                name = f"quality {options.model} {options.nfe} calls {group} seed {seed} from {first}"
+                name = f"same kernels, {name}" if options.same_kernels else name
+                results.measure(name, quality, model, options.sampler, samples, seed, options.nfe)
         else:
             for text in options.sampler or ["native top_p=.9"]:
                 results.measure(
