@@ -4,16 +4,16 @@
     python benchmarks/cache.py policies --model molecules --sampler "native top_p=.9" --n 16
     python benchmarks/cache.py --page docs/cache.md
 
-`quality` advances all samplers of a seed alternately, one call each, so that other load slows all of them. Its seconds
-are the processor's, of this process. `policies` follows an exact trajectory. At every call it also computes what a rule
-for choosing positions would have computed from its own cache, and compares the predictions that the exact call reads.
-Both add to --out, which is read again by the next run, so a run can be continued."""
+`quality` advances all samplers of a batch alternately, one call each, so that other load slows all of them. Its seconds
+are the processor's, of this process with one thread. With --same-kernels, calls beside a cache use the arithmetic of
+exact ones. `policies` follows an exact trajectory. At every call it also computes what a rule for choosing positions
+would have computed from its own cache, and compares the predictions that the exact call reads. Both add to --out, which
+is read again by the next run, so a run can be continued."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import re
 import sys
@@ -39,6 +39,7 @@ from limpet.evaluation.statistics import Estimate
 from limpet.experiments import figures
 from limpet.experiments.claims import bounds
 from limpet.experiments.report_content import Figure, Panel, Series
+from limpet.files import read_text
 from limpet.generation import CountingDenoiser, Inputs, fixed_tokens, rollout
 from limpet.models import Cache, Denoiser, ModelInput, WrappedDenoiser, networks
 from limpet.samplers import Sampler, parse
@@ -54,6 +55,7 @@ SHOWN = {
 }
 CURVES = Path(__file__).resolve().parents[1] / "docs/reports/mini/pareto-mini-gpu/report.json.xz"
 ROLES = {"mini": "base", "mini-distilled": "distilled"}  # of models in that report
+POLICIES = ("mini, native top_p=.9, 2 samples",)  # that the page shows
 MODELS, ALL_CALLS = ("mini", "mini-distilled", "molecules", "sudoku"), (16, 32, 64, 128)
 
 # Of a call and its (B, L) tokens: (B, L) bool, which positions to compute besides those that must be; None for all.
@@ -235,7 +237,7 @@ class Group(NamedTuple):
 @cache
 def top_p_curve(model: str, calls: int) -> tuple[list[float], list[float]]:
     """Entropy and NLL of exact sampling at every top-p, of a committed report: 4 seeds x 512 samples."""
-    cells = json.loads(lzma.decompress(CURVES.read_bytes()))["cells"]
+    cells = json.loads(read_text(CURVES, ""))["cells"]
     prefix = f"{ROLES[model]}/{calls}/native"
     own = [one for name, one in cells.items() if re.fullmatch(rf"{prefix}( top_p=\S+)?", name)]
     nodes = sorted((one["entropy"]["mean"], one["nll"]["mean"]) for one in own)
@@ -303,7 +305,7 @@ def verdicts(found: list[Group]) -> str:
 
 def fewer_calls() -> str:
     """What exact sampling loses at equal entropy with fewer calls than 64, of the report behind the curves."""
-    cells = json.loads(lzma.decompress(CURVES.read_bytes()))["cells"]
+    cells = json.loads(read_text(CURVES, ""))["cells"]
     lines = ["| exact, 4 seeds x 512 samples | 16 calls | 32 calls | 128 calls |", "|---|---|---|---|"]
     for model, role in ROLES.items():
         for sampler in ("native top_p=.9", "mend"):
@@ -369,11 +371,10 @@ def figure(found: list[Group]) -> Figure:
 def policy_table(found: dict[str, Any]) -> str:
     """One table for each model and sampler, with one line for each rule: rows, and the divergences."""
     tables = []
-    for name, run in found.items():
-        if not name.startswith("policies "):
-            continue
+    for name in POLICIES:
+        run = found[f"policies {name}"]
         kinds = ["drawn", *(["inspected"] if any(one["inspected"] for one in run["rules"].values()) else [])]
-        head = [name.removeprefix("policies "), "rows", *kinds]
+        head = [name, "rows", *kinds]
         lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         for rule, one in run["rules"].items():
             cells = [rule, f"{one['rows']:.2f}", *(f"{one[kind]:.4f}" for kind in kinds)]
@@ -383,8 +384,10 @@ def policy_table(found: dict[str, Any]) -> str:
 
 
 def page(found: list[Group]) -> str:
-    """Everything about quality and time on the page."""
-    return "\n\n".join([verdicts([one for one in found if not one.kernels]), fewer_calls(), *map(table, found)])
+    """Everything about quality and time on the page. What has the same kernels is there where nothing else is."""
+    own = [group for group in found if not group.kernels]
+    others = [one for one in found if one.kernels and one[:3] not in [group[:3] for group in own]]
+    return "\n\n".join([verdicts(own), fewer_calls(), *map(table, [*own, *others])])
 
 
 def mean(values: Iterator[float] | list[float]) -> float:
