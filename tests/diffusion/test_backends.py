@@ -485,6 +485,16 @@ def test_sparse_truncates_few_rows_and_draws_as_if_it_truncated_all(
         assert few < 0.75 * sum(rows)
 
 
+@pytest.mark.parametrize("size", [1, 2, 14, 97, 4096, 50258])
+def test_the_largest_logit_and_its_first_place(size: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, size, generator=random)
+    tied = logits.round()
+    tied[:, ::2] = -math.inf
+    for one in (logits, tied, torch.zeros(9, size), torch.full((9, size), -math.inf)):
+        assert all(map(torch.equal, sparse.largest_of(one), one.max(-1)))
+
+
 def test_pieces_do_not_change_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     features, case = masked_case()
     together = step(sparse.BACKEND, features, case)

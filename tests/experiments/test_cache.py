@@ -28,9 +28,7 @@ def cache() -> dict:
 def test_the_page_has_what_was_found(cache) -> None:
     page = (ROOT / "docs/cache.md").read_text(encoding="utf-8")
     found = json.loads((ROOT / "benchmarks/results/cache.json").read_text(encoding="utf-8"))
-    models = dict.fromkeys(name.split()[1] for name in found if name.startswith("quality "))
-    tables = "\n\n".join(cache["table"](found, model) for model in models)
-    assert f"<!-- quality -->\n{tables}\n<!-- end -->" in page
+    assert f"<!-- quality -->\n{cache['page'](cache['groups'](found))}\n<!-- end -->" in page
     assert f"<!-- policies -->\n{cache['policy_table'](found)}\n<!-- end -->" in page
 
 

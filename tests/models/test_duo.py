@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from duo_transcription import forward
+from limpet import conformance
 from limpet.diffusion.process import SCHEDULES
 from limpet.errors import LimpetError
+from limpet.models import networks
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
 from limpet.models.networks import Linear, round_up
@@ -258,3 +260,40 @@ def test_few_numbers_of_rows_reach_the_matrix_products():
         plain = torch.nn.functional.linear(x.bfloat16(), linear.weight, linear.bias)
         torch.testing.assert_close(linear(x), plain, atol=0.02, rtol=0.01)
         assert linear(x).shape == plain.shape
+
+
+@pytest.mark.parametrize("groups", [6, 2])  # heads of keys; with fewer than queries, the products are not used
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_beside_a_cache_is_attention(dtype, groups, monkeypatch):
+    """Packed queries of three samples, one of which has none; with products in several pieces."""
+    monkeypatch.setattr(networks, "SCORES", 6 * 40 * 4)
+    random = torch.Generator().manual_seed(0)
+    counts, samples = [9, 0, 13], torch.tensor([0] * 9 + [2] * 13)
+    q = torch.randn(22, 6, 16, generator=random).to(dtype)
+    k, v = torch.randn(2, 3, groups, 40, 16, generator=random).to(dtype).unbind(0)
+    mixed = networks.attend_beside_cache(q, k, v, samples)
+    exact = networks.attend_packed(q.double(), k.double(), v.double(), samples)
+    assert mixed.dtype == dtype
+    torch.testing.assert_close(mixed.double(), exact, rtol=0, atol=0.02 if dtype == torch.bfloat16 else 1e-5)
+    last = networks.attend_beside_cache(q[9:], k[2:], v[2:], torch.zeros(counts[2], dtype=torch.long))
+    assert mixed[9:].equal(last)  # whatever else is in the batch
+
+
+def test_a_product_with_gelu_is_rounded_once():
+    linear, random = Linear(48, 64), torch.Generator().manual_seed(0)
+    x = torch.randn(5, 48, generator=random)
+    assert linear.with_gelu(x).equal(torch.nn.functional.gelu(linear(x), approximate="tanh"))
+    low = Linear(48, 64).to(torch.bfloat16)
+    low.load_state_dict(linear.state_dict())
+    exact = torch.nn.functional.gelu(
+        torch.nn.functional.linear(x.bfloat16().double(), low.weight.double(), low.bias.double()), approximate="tanh"
+    )
+    found = low.with_gelu(x)
+    assert (found.dtype, found.shape) == (torch.bfloat16, (5, 64))
+    torch.testing.assert_close(found.double(), exact, rtol=0.005, atol=1e-4)
+
+
+def test_a_cache_in_bfloat16_passes_the_check():
+    results = conformance.model_rows(Duo(random_network(), precision="bfloat16"))
+    (beside,) = (one for one in results if one.what == "some positions beside a cache")
+    assert beside.ok

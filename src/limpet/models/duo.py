@@ -121,11 +121,12 @@ class DuoBlock(TransformerBlock):
         """keep: where keys and values are appended for the next call."""
         shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
         normed = _modulate(self.norm1(x), shift, scale)
+        mlp = self.mlp if keep is None else self.mlp_beside_cache
         if positions is None:
-            return self.after(x, attend(self.attn_qkv(normed), self.heads, rotation, keep=keep), *others)
+            return self.after(x, attend(self.attn_qkv(normed), self.heads, rotation, keep=keep), mlp, *others)
         # Nothing after attention mixes positions, so only these, (R, width), go on.
         mixed = attend_at(normed, self.attn_qkv, self.heads, rotation, positions, keep)
-        return self.after(x[positions], mixed, *(_rows(part, positions) for part in others))
+        return self.after(x[positions], mixed, mlp, *(_rows(part, positions) for part in others))
 
     def cached(
         self, x: Tensor, cond: Tensor, rotation: Rotation, positions: Positions, kept: Tensor, read: Tensor | None
@@ -138,14 +139,13 @@ class DuoBlock(TransformerBlock):
         mixed, kept = attend_kept(self.attn_qkv(normed), kept, self.heads, rotation, positions, read)
         if read is not None:
             x, positions = x[read], (positions[0][read], positions[1][read])
-        return self.after(x, mixed, *(_rows(part, positions) for part in others)), kept
+        return self.after(x, mixed, self.mlp_beside_cache, *(_rows(part, positions) for part in others)), kept
 
-    def after(
-        self, x: Tensor, mixed: Tensor, gate_attn: Tensor, shift: Tensor, scale: Tensor, gate_mlp: Tensor
-    ) -> Tensor:
+    def after(self, x: Tensor, mixed: Tensor, mlp: Callable[[Tensor], Tensor], *modulation: Tensor) -> Tensor:
         """The block after its attention."""
+        gate_attn, shift, scale, gate_mlp = modulation
         x = x + gate_attn * self.attn_out(mixed)
-        return cast(Tensor, x + gate_mlp * self.mlp(_modulate(self.norm2(x), shift, scale)))
+        return x + gate_mlp * mlp(_modulate(self.norm2(x), shift, scale))
 
 
 class Embedding(nn.Module):

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from limpet.errors import LimpetError
 from limpet.models.denoiser import Denoiser
 from limpet.models.float8 import Float8Linear
+from limpet.models.private_apis import cpu_linear_gelu
 from limpet.models.tensor_files import digest_of
 from limpet.models.tokenizers import HuggingFaceTokenizer
 
 Precision = Literal["float32", "bfloat16", "float8"]
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
+SCORES = 2**19  # of attention, at once
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and rows that start at aligned addresses
 # Sizes far beyond any model of these kinds: a file that claims more is refused before anything is allocated.
 MAX_WIDTH = 1 << 20  # features
@@ -52,9 +55,20 @@ class Linear(nn.Linear):
         x = input.to(self.weight.dtype)
         if x.dtype != torch.bfloat16 or x.device.type != "cpu":
             return F.linear(x, self.weight, self.bias)
-        rows = x.flatten(0, -2)  # a CPU keeps a kernel in memory for every number of rows, so there should be few
+        return self._padded(x, F.linear)
+
+    def _padded(self, x: Tensor, product: Callable[..., Tensor]) -> Tensor:
+        """A CPU keeps a kernel in memory for every number of rows, so there should be few."""
+        rows = x.flatten(0, -2)
         padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
-        return F.linear(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+        return product(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+
+    def with_gelu(self, input: Tensor) -> Tensor:
+        """The tanh form of GELU of the outputs. Here bfloat16 products are rounded after it alone."""
+        x = input.to(self.weight.dtype)
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            return F.gelu(self(x), approximate="tanh")
+        return self._padded(x, cpu_linear_gelu)
 
     def part(self, x: Tensor, outputs: slice) -> Tensor:
         """Some of the outputs."""
@@ -101,9 +115,12 @@ def attend(
     keep: where keys and values are appended, see `kept_layer`."""
     q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
     k = rotate(k, *rotation)
+    q = rotate(q, *rotation)
     if keep is not None:
         keep.append(kept_layer(k, v))
-    mixed = F.scaled_dot_product_attention(rotate(q, *rotation), k, v, is_causal=causal)
+        if multiplies_faster(q, k):
+            return torch.stack(list(map(attend_by_products, q, k, v))).transpose(1, 2).flatten(2)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -122,7 +139,7 @@ def attend_at(
     if keep is not None:
         keep.append(kept_layer(k, v))
     q = rotate(qkv.part(x[positions], slice(width)).reshape(-1, heads, width // heads), cos, sin)
-    return attend_packed(q, k, v, samples)
+    return (attend_packed if keep is None else attend_beside_cache)(q, k, v, samples)
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
@@ -136,6 +153,30 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
     padded[samples, slots] = q
     mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v, enable_gqa=q.shape[1] != k.shape[1])
     return mixed.transpose(1, 2)[samples, slots].flatten(1)
+
+
+def attend_beside_cache(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
+    """`attend_packed`, for calls that are approximate anyway. A CPU takes one sample after another, without padding."""
+    if q.device.type != "cpu":
+        return attend_packed(q, k, v, samples)
+    one = partial(F.scaled_dot_product_attention, enable_gqa=q.shape[1] != k.shape[1])
+    one = attend_by_products if multiplies_faster(q, k) else one
+    parts = zip(q.split(samples.bincount(minlength=len(k)).tolist()), k, v, strict=True)
+    return torch.cat([one(x.transpose(0, 1), keys, values) for x, keys, values in parts], 1).transpose(0, 1).flatten(1)
+
+
+def multiplies_faster(q: Tensor, k: Tensor) -> bool:
+    """Whether `attend_by_products` is faster: CPUs are slow at attention in bfloat16. Heads are the second axis."""
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
+
+
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(heads, R, .) queries, (heads, L, .) keys and values -> (heads, R, .), with scores in float32.
+
+    Queries are taken in pieces, so that their scores stay in the processor's cache."""
+    keys, few = k.float().transpose(1, 2), max(1, SCORES // (len(k) * k.shape[1]))
+    scaled = q.float() * q.shape[-1] ** -0.5
+    return torch.cat([(some @ keys).softmax(-1).to(v.dtype) @ v for some in scaled.split(few, 1)], 1)
 
 
 def kept_layer(k: Tensor, v: Tensor) -> Tensor:
@@ -153,7 +194,7 @@ def attend_kept(
     q, k, v = qkv.reshape(len(qkv), 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
     q, kept = renewed(q, k, v, kept, rotation, positions)
     q, samples = (q, positions[0]) if read is None else (q[read], positions[0][read])
-    return attend_packed(q, *keys_and_values(kept), samples), kept
+    return attend_beside_cache(q, *keys_and_values(kept), samples), kept
 
 
 def renewed(
@@ -182,6 +223,11 @@ class TransformerBlock(nn.Module):
         self.attn_out = Linear(width, width, bias=False)
         self.norm2 = Norm(width)
         self.mlp = nn.Sequential(Linear(width, hidden), nn.GELU(approximate="tanh"), Linear(hidden, width))
+
+    def mlp_beside_cache(self, x: Tensor) -> Tensor:
+        """The MLP where predictions are approximate anyway: on a CPU, GELU costs as much as a product."""
+        first, _, last = self.mlp
+        return cast(Tensor, last(first.with_gelu(x)) if isinstance(first, Linear) else self.mlp(x))
 
 
 # Positions that will be read

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from limpet.errors import LimpetError
@@ -25,6 +26,14 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The tanh form of GELU of a linear map of (R, K) rows, in one kernel."""
     found: Tensor = _private("_addmm_activation")(bias, x, weight.t(), use_gelu=True)
     return found
+
+
+def cpu_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same on a CPU in bfloat16, where the kernel above computes GELU apart, and slowly."""
+    fused: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if fused is None or not torch.backends.mkldnn.is_available():
+        return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+    return fused(x, weight, bias, "gelu", [], "tanh")
 
 
 def scaled_product(

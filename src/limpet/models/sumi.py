@@ -22,7 +22,7 @@ from limpet.models.networks import (
     Linear,
     Positions,
     Rotation,
-    attend_packed,
+    attend_beside_cache,
     kept_layer,
     keys_and_values,
     renewed,
@@ -89,7 +89,7 @@ class SumiAttention(nn.Module):
         q, k, v = self.project(x)
         q, kept = renewed(q, k, v, kept, rotation, positions)
         k, v = (F.pad(part, (0, 0, 0, 1)) for part in keys_and_values(kept))
-        return attend_packed(q, k, v, positions[0]), kept
+        return attend_beside_cache(q, k, v, positions[0]), kept
 
     def forward(self, x: Tensor, rotation: Rotation, clean: Tensor | None, keep: list[Tensor] | None = None) -> Tensor:
         """(B, L, width) -> (B, L, width), before the output map."""

@@ -63,7 +63,7 @@ def advance(head: Head, features: Tensor, plan: SparsePlan) -> Outcome:
     gain = None if transition.against is None else -deficit
     for rows, logits in row_log_probs(head, features, needed, network_call, transition.temperature):
         here = tuple(rows.unbind(-1))
-        largest, top[here] = logits.max(-1)
+        largest, top[here] = largest_of(logits)
         weights = (logits - largest[:, None]).exp_()  # the largest weight is 1, so the deficit is the sum of the others
         total = weights.sum(-1, dtype=torch.float64)
         if total.isnan().any():
@@ -78,6 +78,18 @@ def advance(head: Head, features: Tensor, plan: SparsePlan) -> Outcome:
             weights, total, rows = weights[reads], total[reads], rows[reads]
         tokens[tuple(rows.unbind(-1))] = _next_tokens(weights, total, rows, plan)
     return inspected_outcome(transition, tokens, top, deficit, gain)
+
+
+def largest_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(R,) each: the largest of each row (R, V), and the first place that holds it.
+
+    A search for places is slow, so it is made in the first group of tokens whose largest is the row's."""
+    size = logits.shape[-1]
+    width = next(width for width in range(math.isqrt(size), 0, -1) if size % width == 0)
+    groups = logits.unflatten(-1, (-1, width))
+    largest, group = groups.amax(-1).max(-1)
+    place = groups[torch.arange(len(logits), device=logits.device), group].argmax(-1)
+    return largest, group * width + place
 
 
 def _reads(route: Tensor) -> Tensor:
