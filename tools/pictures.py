@@ -202,10 +202,10 @@ def take(folder: Path, opened: Any, animated: Mapping[str, list[Trajectory]]) ->
 if __name__ == "__main__":
     mini = load("mini", device="cpu")
     words = [word for word in sys.argv[1:] if word != "--stills"]
-    made: dict[str, list[Trajectory]] = {}
+    recordings: dict[str, list[Trajectory]] = {}
     if "--stills" not in sys.argv:
-        made = {"samplers": recorded_text(mini), "sudoku": recorded_sudoku(load("sudoku", device="cpu"))}
+        recordings = {"samplers": recorded_text(mini), "sudoku": recorded_sudoku(load("sudoku", device="cpu"))}
     for name, trajectory in recorded(mini).items():
         trajectory.save(ASSETS / f"{name}.limpet")
     with browser() as chrome:
-        take(Path(*words or ["docs/images"]), chrome, made)
+        take(Path(*words or ["docs/images"]), chrome, recordings)

@@ -32,6 +32,7 @@ def committed() -> tuple[Results, Results]:
 
 def truth_table(results: Results) -> str:
     """The share of right samples in each world: the released sampler, the best baseline, CRS and Mend."""
+
     def row(name: str, nfe: int, text: str | None) -> tuple[Entry, ...]:
         if text is None:
             values = (truth_page.best_entry(results, world, nfe) for world in WORLDS)

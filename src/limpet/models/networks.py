@@ -159,9 +159,9 @@ def attend_beside_cache(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Ten
     """`attend_packed`, for calls that are approximate anyway. A CPU takes one sample after another, without padding."""
     if q.device.type != "cpu":
         return attend_packed(q, k, v, samples)
-    one = partial(F.scaled_dot_product_attention, enable_gqa=q.shape[1] != k.shape[1])
-    one = attend_by_products if multiplies_faster(q, k) else one
-    parts = zip(q.split(samples.bincount(minlength=len(k)).tolist()), k, v, strict=True)
+    grouped = partial(F.scaled_dot_product_attention, enable_gqa=q.shape[1] != k.shape[1])
+    one: Callable[..., Tensor] = attend_by_products if multiplies_faster(q, k) else grouped
+    parts = zip(torch.split(q, samples.bincount(minlength=len(k)).tolist()), k, v, strict=True)
     return torch.cat([one(x.transpose(0, 1), keys, values) for x, keys, values in parts], 1).transpose(0, 1).flatten(1)
 
 

@@ -31,7 +31,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def cpu_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same on a CPU in bfloat16, where the kernel above computes GELU apart, and slowly."""
     fused: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if fused is None or not torch.backends.mkldnn.is_available():
+    if fused is None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return F.gelu(F.linear(x, weight, bias), approximate="tanh")
     return fused(x, weight, bias, "gelu", [], "tanh")
 
