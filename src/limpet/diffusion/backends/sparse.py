@@ -86,7 +86,7 @@ def largest_of(logits: Tensor) -> tuple[Tensor, Tensor]:
     A search for places is slow, so it is made in the first group of tokens whose largest is the row's."""
     size = logits.shape[-1]
     width = next(width for width in range(math.isqrt(size), 0, -1) if size % width == 0)
-    groups = logits.reshape(len(logits), -1, width)
+    groups = logits.reshape(len(logits), size // width, width)
     largest, group = groups.amax(-1).max(-1)
     place = groups[torch.arange(len(logits), device=logits.device), group].argmax(-1)
     return largest, group * width + place
