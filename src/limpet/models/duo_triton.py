@@ -98,8 +98,9 @@ class FusedBackbone:
 
     def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the positions to be read."""
+        sigma = sigma.expand(len(tokens))
         if cache is not None and cache.compute is not None:
-            return self._cached(tokens, sigma.expand(len(tokens)), cache, cache.compute.int())
+            return self._cached(tokens, sigma, cache, cache.compute.int())
         if cache is None and tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
             return self.whole(tokens, sigma)[0].clone()
         parts = self.trunk(tokens, sigma) if cache is None else self._trunk(tokens, sigma, cache.after)

@@ -22,6 +22,7 @@ from limpet.models.tokenizers import HuggingFaceTokenizer
 Precision = Literal["float32", "bfloat16", "float8"]
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and rows that start at aligned addresses
+ROWS = 16  # of a matrix product, or a multiple; with fewer, libraries for CPUs choose kernels that round differently
 # Sizes far beyond any model of these kinds: a file that claims more is refused before anything is allocated.
 MAX_WIDTH = 1 << 20  # features
 MAX_LENGTH = 1 << 24  # tokens of a sample, or of a vocabulary
@@ -49,23 +50,31 @@ class Linear(nn.Linear):
     """A linear map in its own weight's precision. Here float32 features become bfloat16."""
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input.to(self.weight.dtype)
-        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
-            return F.linear(x, self.weight, self.bias)
-        rows = x.flatten(0, -2)  # a CPU keeps a kernel in memory for every number of rows, so there should be few
-        padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
-        return F.linear(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+        return product(input, self.weight, self.bias)
 
     def part(self, x: Tensor, outputs: slice) -> Tensor:
         """Some of the outputs."""
-        bias = None if self.bias is None else self.bias[outputs]
-        return F.linear(x.to(self.weight.dtype), self.weight[outputs], bias)
+        return product(x, self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-def round_up(rows: int) -> int:
-    """The next of few numbers of rows: multiples of 16, and from 64 on four to every doubling."""
-    step = max(16, (1 << max(rows - 1, 0).bit_length()) // 8)
-    return -(-rows // step) * step
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(..., in) features by a weight (out, in), in the weight's precision: (..., out).
+
+    On a CPU the rows are padded, because libraries add in another order where there are few of them. So a row does
+    not depend on how many others there are."""
+    x = x.to(weight.dtype)
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    rows = x.flatten(0, -2)
+    return F.linear(pad_rows(rows), weight, bias)[: len(rows)].view(*x.shape[:-1], len(weight))
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """(R, ...) with zeros after it, up to a whole number of `ROWS`. In bfloat16 a CPU keeps a kernel in memory for
+    every number of rows, so that there should be few: from 64 on four to every doubling."""
+    step = ROWS if x.dtype != torch.bfloat16 else max(ROWS, (1 << max(len(x) - 1, 0).bit_length()) // 8)
+    missing = -len(x) % step
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
 class Rotary(nn.Module):
@@ -103,8 +112,18 @@ def attend(
     k = rotate(k, *rotation)
     if keep is not None:
         keep.append(kept_layer(k, v))
-    mixed = F.scaled_dot_product_attention(rotate(q, *rotation), k, v, is_causal=causal)
-    return mixed.transpose(1, 2).flatten(2)
+    return attention(rotate(q, *rotation), k, v, causal).flatten(2)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """(B, heads, Q, .) queries, and (B, heads or fewer, L, .) keys and values -> (B, Q, heads, .).
+
+    Queries are padded as rows of a `product` are, with `causal` not."""
+    size = q.shape[2]
+    if q.device.type == "cpu" and not causal and size % ROWS:
+        q = F.pad(q, (0, 0, 0, -size % ROWS))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return mixed.transpose(1, 2)[:, :size]
 
 
 def attend_at(
@@ -134,8 +153,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
     slots = torch.arange(len(samples), device=q.device) - (counts.cumsum(0) - counts)[samples]
     padded = q.new_zeros(len(k), max(1, int(counts.max())), *q.shape[1:])
     padded[samples, slots] = q
-    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v, enable_gqa=q.shape[1] != k.shape[1])
-    return mixed.transpose(1, 2)[samples, slots].flatten(1)
+    return attention(padded.transpose(1, 2), k, v)[samples, slots].flatten(1)
 
 
 def kept_layer(k: Tensor, v: Tensor) -> Tensor:
