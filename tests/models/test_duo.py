@@ -10,7 +10,7 @@ from limpet.errors import LimpetError
 from limpet.models import networks
 from limpet.models.duo import Duo, DuoNetwork, DuoShape
 from limpet.models.loading import load
-from limpet.models.networks import Linear, round_up
+from limpet.models.networks import Linear, pad_rows
 from limpet.models.tensor_files import read_tensors
 from model_cases import TINY, features, random_network, random_tokens
 
@@ -159,17 +159,17 @@ def test_the_backbone_of_some_positions_is_some_of_the_backbone(precision, some)
 
 
 def test_the_last_block_computes_queries_only_where_they_are_needed(monkeypatch):
-    """Every sample gets as many as the one that needs most, here three."""
+    """Every sample gets as many as the one that needs most, here three, padded to 16."""
     sizes, attention = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
         "limpet.models.networks.F.scaled_dot_product_attention",
         lambda q, k, v, **more: sizes.append((q.shape[2], k.shape[2])) or attention(q, k, v, **more),
     )
-    tokens = random_tokens()
+    tokens = random_tokens().repeat(1, 3)
     length = tokens.shape[1]
     rows = torch.tensor([0, 3, length - 1, length + 2])
     random_network().backbone(tokens, torch.full((len(tokens),), 0.5), lambda: rows)
-    assert sizes == [(length, length)] * (len(sizes) - 1) + [(3, length)]
+    assert sizes == [(length, length)] * (len(sizes) - 1) + [(16, length)]
 
 
 def test_the_device_can_be_assigned():
@@ -251,7 +251,7 @@ def test_linear_runs_in_its_own_precision():
 
 def test_few_numbers_of_rows_reach_the_matrix_products():
     """A CPU keeps a kernel for each: what is added is at most a quarter from 64 rows on, and changes no row."""
-    sizes = {rows: round_up(rows) for rows in range(1, 4097)}
+    sizes = {rows: len(pad_rows(torch.ones(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 4097)}
     assert len(set(sizes.values())) == 28
     assert all(rows <= size < rows + max(16, rows / 4) for rows, size in sizes.items())
     linear = Linear(6, 5).bfloat16()

@@ -489,9 +489,28 @@ def test_the_python_of_the_page_runs(server, monkeypatch, capsys):
     assert names["application"] == (["mini"], 2, 32)
 
 
+def test_64_clients_of_a_network_get_the_texts_that_they_get_alone(resources):
+    """Also where prompts and lengths differ, so that requests of one batch run in several shapes."""
+
+    def text(number):
+        prompt, tokens = ("The sea", "A", "Once upon a time")[number % 3], (8, 9, 40)[number % 3]
+        more = {"nfe": 2, "seed": number, "max_tokens": tokens}
+        return ask(client, prompt, "mini", **more).choices[0].text
+
+    with (
+        running(in_this_process(resources), options={"api": True}) as server,
+        running(in_this_process(resources), options={"api": True}, batch=1) as single,
+        ThreadPoolExecutor(64) as pool,
+    ):
+        client = client_of(server)
+        together = list(pool.map(text, range(64)))
+        client = client_of(single)
+        assert [text(number) for number in range(0, 64, 4)] == together[::4]
+
+
 @pytest.mark.long
 def test_64_clients_get_three_times_the_throughput(tmp_path):
-    """In turns: 64 requests one at a time, and 64 at once. A network's texts could differ by its rounding."""
+    """In turns: 64 requests one at a time, and 64 at once."""
     import time
 
     torch.set_num_threads(2)

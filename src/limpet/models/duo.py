@@ -41,6 +41,7 @@ from limpet.models.networks import (
     check_heads,
     dtype_of,
     in_place,
+    pad_rows,
     positions_of,
     set_precision,
     sizes_in,
@@ -89,7 +90,7 @@ def _rows(part: Tensor, positions: Positions) -> Tensor:
 
 
 class SigmaMap(nn.Module):
-    """sigma -> conditioning vector: a sinusoid of 256 features, cosines first, and a two-layer net."""
+    """sigma () or (B,) -> conditioning vector: a sinusoid of 256 features, cosines first, and a two-layer net."""
 
     FREQUENCIES = 128
 
@@ -99,8 +100,21 @@ class SigmaMap(nn.Module):
 
     def forward(self, sigma: Tensor) -> Tensor:
         k = torch.arange(self.FREQUENCIES, dtype=torch.float32, device=sigma.device)
-        angle = sigma.float()[:, None] * torch.exp(-math.log(10000) * k / self.FREQUENCIES)
-        return F.silu(self.mlp(torch.cat([angle.cos(), angle.sin()], -1)))
+        rows = pad_rows(sigma.float()) if sigma.dim() else sigma.float().expand(2)
+        angle = rows[:, None] * torch.exp(-math.log(10000) * k / self.FREQUENCIES)
+        cond = F.silu(self.mlp(torch.cat([angle.cos(), angle.sin()], -1)))
+        return cond[: len(sigma)] if sigma.dim() else cond[0]
+
+
+class Modulation(Linear):
+    """The conditioning of one time for all samples (cond,), or of each (B, cond) -> (1 or B, 1, out).
+
+    One time is computed as two equal rows: a product of one shape, whose bits do not depend on the batch."""
+
+    def forward(self, cond: Tensor) -> Tensor:
+        if cond.dim() > 1:
+            return super().forward(cond)[:, None]
+        return F.linear(cond.to(self.weight.dtype).expand(2, -1), self.weight, self.bias)[:1, None]
 
 
 class DuoBlock(TransformerBlock):
@@ -108,7 +122,7 @@ class DuoBlock(TransformerBlock):
 
     def __init__(self, shape: DuoShape) -> None:
         super().__init__(shape.width, shape.heads, shape.hidden)
-        self.adaLN_modulation = Linear(shape.cond, 6 * shape.width)
+        self.adaLN_modulation = Modulation(shape.cond, 6 * shape.width)
 
     def forward(
         self,
@@ -119,7 +133,7 @@ class DuoBlock(TransformerBlock):
         keep: list[Tensor] | None = None,
     ) -> Tensor:
         """keep: where keys and values are appended for the next call."""
-        shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        shift, scale, *others = self.adaLN_modulation(cond).chunk(6, -1)
         normed = _modulate(self.norm1(x), shift, scale)
         mlp = self.mlp if keep is None else self.mlp_beside_cache
         if positions is None:
@@ -134,7 +148,7 @@ class DuoBlock(TransformerBlock):
         """The block at some positions, (R, width), beside the kept keys and values of the others; both, renewed.
 
         read: the rows of x that go on from attention (default: all)."""
-        shift, scale, *others = self.adaLN_modulation(cond)[:, None].chunk(6, -1)
+        shift, scale, *others = self.adaLN_modulation(cond).chunk(6, -1)
         normed = _modulate(self.norm1(x), _rows(shift, positions), _rows(scale, positions))
         mixed, kept = attend_kept(self.attn_qkv(normed), kept, self.heads, rotation, positions, read)
         if read is not None:
@@ -163,7 +177,7 @@ class Embedding(nn.Module):
         embedded = F.embedding(tokens, self.embedding).float()
         if self.positions is None:
             return embedded
-        return embedded + self.positions[: tokens.shape[1] if places is None else places].float()
+        return embedded + self.positions[slice(tokens.shape[1]) if places is None else places].float()
 
 
 class OutputLayer(nn.Module):
@@ -173,10 +187,10 @@ class OutputLayer(nn.Module):
         super().__init__()
         self.norm_final = Norm(shape.width)
         self.linear = Linear(shape.width, shape.vocab_size)
-        self.adaLN_modulation = Linear(shape.cond, 2 * shape.width)
+        self.adaLN_modulation = Modulation(shape.cond, 2 * shape.width)
 
     def forward(self, x: Tensor, cond: Tensor, positions: Positions | None = None) -> Tensor:
-        shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, -1)
+        shift, scale = self.adaLN_modulation(cond).chunk(2, -1)
         if positions is not None:
             shift, scale = _rows(shift, positions), _rows(scale, positions)
         return _modulate(self.norm_final(x), shift, scale)
@@ -200,8 +214,8 @@ class DuoNetwork(nn.Module):
                 nn.init.zeros_(parameter)
 
     def backbone(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
-        """(B, L) tokens, (B,) sigma -> (B, L, width) features, the head's input, at the flat positions that `rows`
-        returns. The others may hold anything."""
+        """(B, L) tokens, () or (B,) sigma -> (B, L, width) features, the head's input, at the flat positions that
+        `rows` returns. The others may hold anything."""
         if cache is not None and cache.compute is not None:
             return self.cached(tokens, sigma, rows(), cache, cache.compute)
         x, positions = self.vocab_embed(tokens), positions_of(rows(), tokens)
@@ -214,7 +228,7 @@ class DuoNetwork(nn.Module):
         return in_place(self.output_layer(x, cond, positions), positions, tokens)
 
     def cached(self, tokens: Tensor, sigma: Tensor, rows: Tensor | None, cache: Cache, compute: Tensor) -> Tensor:
-        """The backbone at the flat positions `compute`, of which `rows` are read (None: all); (B,) or (1,) sigma."""
+        """The backbone at the flat positions `compute`, of which `rows` are read (None: all); sigma as above."""
         positions = compute // tokens.shape[1], compute % tokens.shape[1]
         x, cond = self.vocab_embed(tokens[positions], positions[1]), self.sigma_map(sigma)
         rotation, read = self.rotary_emb(tokens.shape[1]), None
@@ -290,8 +304,8 @@ class Duo(NetworkDenoiser):
         if sigma.dim():
             sigma = sigma.to(tokens.device, torch.float32)
         else:  # filled in on the device, so that no copy waits for it; some positions share one modulation
-            size = len(tokens) if cache is None or cache.compute is None else 1
-            sigma = torch.full((size,), float(sigma), dtype=torch.float32, device=tokens.device)
+            size = [] if tokens.device.type == "cpu" else [len(tokens) if cache is None or cache.compute is None else 1]
+            sigma = torch.full(size, float(sigma), dtype=torch.float32, device=tokens.device)
         with torch.no_grad():
             return self._parts_on(tokens.device)[0](tokens, sigma, inputs.rows, cache)
 

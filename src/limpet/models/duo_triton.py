@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,8 +98,9 @@ class FusedBackbone:
 
     def __call__(self, tokens: Tensor, sigma: Tensor, rows: Rows = all_rows, cache: Cache | None = None) -> Tensor:
         """(B, L) tokens, (B,) sigma -> (B, L, width) features in the head's precision, at the positions to be read."""
+        sigma = sigma.expand(len(tokens))
         if cache is not None and cache.compute is not None:
-            return self._cached(tokens, sigma.expand(len(tokens)), cache, cache.compute.int())
+            return self._cached(tokens, sigma, cache, cache.compute.int())
         if cache is None and tokens.is_cuda and tokens.numel() * self.wider <= MAX_WHOLE:
             return self.whole(tokens, sigma)[0].clone()
         parts = self.trunk(tokens, sigma) if cache is None else self._trunk(tokens, sigma, cache.after)
@@ -438,7 +439,7 @@ def _flash_supports(*parts: Tensor) -> bool:
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, False))
 
 
-def _joined(maps: list[Linear], name: str) -> Tensor:
+def _joined(maps: Sequence[Linear], name: str) -> Tensor:
     """The weights or biases of several linear maps as one tensor. Each map keeps a view, so they are in memory once."""
     parts: list[Tensor] = [getattr(one, name) for one in maps]
     with torch.inference_mode(False), torch.no_grad():

@@ -18,7 +18,17 @@ from limpet.diffusion.process import clipped_snr
 from limpet.errors import LimpetError
 from limpet.models import model_files, time_agnostic
 from limpet.models.model_files import FALSE, NUMBER, TOKEN, Field, Fields, whole_number
-from limpet.models.networks import MAX_LENGTH, Linear, Positions, Rotation, kept_layer, keys_and_values, renewed, rotate
+from limpet.models.networks import (
+    MAX_LENGTH,
+    Linear,
+    Positions,
+    Rotation,
+    kept_layer,
+    keys_and_values,
+    product,
+    renewed,
+    rotate,
+)
 from limpet.models.tensor_files import Unread
 from limpet.models.time_agnostic import (
     RMSNorm,
@@ -85,7 +95,7 @@ class ScaledLinear(Linear):
         self.scale = known[scaling] if isinstance(scaling, str) else scaling
 
     def forward(self, input: Tensor) -> Tensor:
-        y = input.to(self.weight.dtype) @ self.weight.T * self.scale
+        y = product(input, self.weight) * self.scale
         return y if self.bias is None else y + self.bias
 
 

@@ -25,6 +25,7 @@ Precision = Literal["float32", "bfloat16", "float8"]
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}  # of weights in memory
 SCORES = 2**19  # of attention, at once
 ALIGNMENT = 64  # columns of logits: whole tiles for the matrix units, and rows that start at aligned addresses
+ROWS = 16  # of a matrix product, or a multiple; with fewer, libraries for CPUs choose kernels that round differently
 # Sizes far beyond any model of these kinds: a file that claims more is refused before anything is allocated.
 MAX_WIDTH = 1 << 20  # features
 MAX_LENGTH = 1 << 24  # tokens of a sample, or of a vocabulary
@@ -52,34 +53,38 @@ class Linear(nn.Linear):
     """A linear map in its own weight's precision. Here float32 features become bfloat16."""
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input.to(self.weight.dtype)
-        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
-            return F.linear(x, self.weight, self.bias)
-        return self._padded(x, F.linear)
-
-    def _padded(self, x: Tensor, product: Callable[..., Tensor]) -> Tensor:
-        """A CPU keeps a kernel in memory for every number of rows, so there should be few."""
-        rows = x.flatten(0, -2)
-        padded = F.pad(rows, (0, 0, 0, round_up(len(rows)) - len(rows)))
-        return product(padded, self.weight, self.bias)[: len(rows)].view(*x.shape[:-1], self.out_features)
+        return product(input, self.weight, self.bias)
 
     def with_gelu(self, input: Tensor) -> Tensor:
         """The tanh form of GELU of the outputs. Here bfloat16 products are rounded after it alone."""
         x = input.to(self.weight.dtype)
         if x.dtype != torch.bfloat16 or x.device.type != "cpu":
             return F.gelu(self(x), approximate="tanh")
-        return self._padded(x, cpu_linear_gelu)
+        return product(x, self.weight, self.bias, cpu_linear_gelu)
 
     def part(self, x: Tensor, outputs: slice) -> Tensor:
         """Some of the outputs."""
-        bias = None if self.bias is None else self.bias[outputs]
-        return F.linear(x.to(self.weight.dtype), self.weight[outputs], bias)
+        return product(x, self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-def round_up(rows: int) -> int:
-    """The next of few numbers of rows: multiples of 16, and from 64 on four to every doubling."""
-    step = max(16, (1 << max(rows - 1, 0).bit_length()) // 8)
-    return -(-rows // step) * step
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, kernel: Callable[..., Tensor] = F.linear) -> Tensor:
+    """(..., in) features by a weight (out, in), in the weight's precision: (..., out).
+
+    On a CPU the rows are padded, because libraries add in another order where there are few of them. So a row does
+    not depend on how many others there are."""
+    x = x.to(weight.dtype)
+    if x.device.type != "cpu":
+        return kernel(x, weight, bias)
+    rows = x.flatten(0, -2)
+    return kernel(pad_rows(rows), weight, bias)[: len(rows)].view(*x.shape[:-1], len(weight))
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """(R, ...) with zeros after it, up to a whole number of `ROWS`. In bfloat16 a CPU keeps a kernel in memory for
+    every number of rows, so that there should be few: from 64 on four to every doubling."""
+    step = ROWS if x.dtype != torch.bfloat16 else max(ROWS, (1 << max(len(x) - 1, 0).bit_length()) // 8)
+    missing = -len(x) % step
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
 class Rotary(nn.Module):
@@ -114,14 +119,23 @@ def attend(
 
     keep: where keys and values are appended, see `kept_layer`."""
     q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).transpose(1, 3).unbind(2)  # (B, heads, L, head width)
-    k = rotate(k, *rotation)
-    q = rotate(q, *rotation)
+    q, k = rotate(q, *rotation), rotate(k, *rotation)
     if keep is not None:
         keep.append(kept_layer(k, v))
         if multiplies_faster(q, k):
             return torch.stack(list(map(attend_by_products, q, k, v))).transpose(1, 2).flatten(2)
-    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return mixed.transpose(1, 2).flatten(2)
+    return attention(q, k, v, causal).flatten(2)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """(B, heads, Q, .) queries, and (B, heads or fewer, L, .) keys and values -> (B, Q, heads, .).
+
+    Queries are padded as rows of a `product` are, with `causal` not."""
+    size = q.shape[2]
+    if q.device.type == "cpu" and not causal and size % ROWS:
+        q = F.pad(q, (0, 0, 0, -size % ROWS))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return mixed.transpose(1, 2)[:, :size]
 
 
 def attend_at(
@@ -151,8 +165,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
     slots = torch.arange(len(samples), device=q.device) - (counts.cumsum(0) - counts)[samples]
     padded = q.new_zeros(len(k), max(1, int(counts.max())), *q.shape[1:])
     padded[samples, slots] = q
-    mixed = F.scaled_dot_product_attention(padded.transpose(1, 2), k, v, enable_gqa=q.shape[1] != k.shape[1])
-    return mixed.transpose(1, 2)[samples, slots].flatten(1)
+    return attention(padded.transpose(1, 2), k, v)[samples, slots].flatten(1)
 
 
 def attend_beside_cache(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from limpet.models.networks import (
     Positions,
     Rotation,
     attend_beside_cache,
+    attention,
     kept_layer,
     keys_and_values,
     renewed,
@@ -98,8 +99,7 @@ class SumiAttention(nn.Module):
         if keep is not None:
             keep.append(kept_layer(k, v))
         k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.groups)
-        return mixed.transpose(1, 2).flatten(2)
+        return attention(q, k, v).flatten(2)
 
 
 class SumiMLP(nn.Module):
