@@ -165,7 +165,7 @@ def test_the_last_block_computes_queries_only_where_they_are_needed(monkeypatch)
         "limpet.models.networks.F.scaled_dot_product_attention",
         lambda q, k, v, **more: sizes.append((q.shape[2], k.shape[2])) or attention(q, k, v, **more),
     )
-    tokens = random_tokens().repeat(1, 3)
+    tokens = random_tokens().repeat(1, 4)
     length = tokens.shape[1]
     rows = torch.tensor([0, 3, length - 1, length + 2])
     random_network().backbone(tokens, torch.full((len(tokens),), 0.5), lambda: rows)

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -169,13 +168,12 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
 
 
 def attend_beside_cache(q: Tensor, k: Tensor, v: Tensor, samples: Tensor) -> Tensor:
-    """`attend_packed`, for calls that are approximate anyway. A CPU takes one sample after another, without padding."""
-    if q.device.type != "cpu":
+    """`attend_packed`, for calls that are approximate anyway: faster ones take one sample after another, unpadded."""
+    if not multiplies_faster(q, k):
         return attend_packed(q, k, v, samples)
-    grouped = partial(F.scaled_dot_product_attention, enable_gqa=q.shape[1] != k.shape[1])
-    one: Callable[..., Tensor] = attend_by_products if multiplies_faster(q, k) else grouped
     parts = zip(torch.split(q, samples.bincount(minlength=len(k)).tolist()), k, v, strict=True)
-    return torch.cat([one(x.transpose(0, 1), keys, values) for x, keys, values in parts], 1).transpose(0, 1).flatten(1)
+    mixed = [attend_by_products(some.transpose(0, 1), keys, values) for some, keys, values in parts]
+    return torch.cat(mixed, 1).transpose(0, 1).flatten(1)
 
 
 def multiplies_faster(q: Tensor, k: Tensor) -> bool:
