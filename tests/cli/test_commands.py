@@ -223,7 +223,7 @@ def test_samples_go_into_a_file(capsys, tmp_path):
 
 
 def test_words_and_ids_are_fixed_at_their_positions(capsys, tmp_path):
-    call = ["sample", "--model", "exact:words", "--n", "2", "--nfe", "3", "--json"]
+    call = ["sample", "--model", "exact:words", "--n", "2", "--sampler", "mend nfe=3", "--json"]
     assert main([*call, "--fix", "5=sand salt", "--fix", "20=3", "--fix", "30=19,5,1", "--prompt", "ro"]) == 0
     for row in map(json.loads, capsys.readouterr().out.splitlines()):
         assert row["text"][5:14] == "sand salt"
