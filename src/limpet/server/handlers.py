@@ -18,12 +18,13 @@ from limpet.evaluation.judges import builtin_fits
 from limpet.generation import sample
 from limpet.models import Canvas, Denoiser, tokenizer_digest
 from limpet.models.exact import Source
+from limpet.models.prompt_layouts import SudokuLayout
 from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler, params, recommended
 
 PROMPTS = ("The sea", "Once upon a time", '"Where are you going?"')  # examples of the page for models of English
 LETTERS = ("moon tide ", "([{")  # for sources of letters and of brackets
-PUZZLES = {"a sudoku of 40 clues": 40, "of 32 clues": 32}
+PUZZLES = {"sudoku": (40, 32), "sudoku-6x6": (20, 14)}  # layout -> clues of its examples
 SHORT = 96  # tokens that the page asks of a model of text, so that several texts fit on a screen
 DIAL_STOPS = 20  # steps of the page's dial from sharpness 0 to 1
 ABOUT_JUDGE = ("digest", "convention", "precision")
@@ -73,8 +74,9 @@ def page_length(model: Denoiser) -> int:
 
 def examples(model: Denoiser) -> list[list[str]]:
     """Example prompts of a model, each with what the page calls it: puzzles for sudoku, none for molecules."""
-    if model.prompt_layout is not None and model.prompt_layout.name == "sudoku":
-        return [[name, puzzles(1, clues)[0]] for name, clues in PUZZLES.items()]
+    layout = model.prompt_layout
+    if isinstance(layout, SudokuLayout):
+        return [[f"{clues} clues", puzzles(1, clues, size=layout.board)[0]] for clues in PUZZLES.get(layout.name, ())]
     if isinstance(model, Source):
         return [[text, text] for text in LETTERS if _can_write(model, text)][:1]
     return [] if model.checker else [[text, text] for text in PROMPTS if _can_write(model, text)]
