@@ -491,7 +491,7 @@ def test_the_largest_logit_and_its_first_place(size: int) -> None:
     logits = torch.randn(9, size, generator=random)
     tied = logits.round()
     tied[:, ::2] = -math.inf
-    for one in (logits, tied, torch.zeros(9, size), torch.full((9, size), -math.inf)):
+    for one in (logits, tied, torch.zeros(9, size), torch.full((9, size), -math.inf), logits[:0]):
         assert all(map(torch.equal, sparse.largest_of(one), one.max(-1)))
 
 
