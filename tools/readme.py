@@ -20,7 +20,7 @@ RELEASED = "native top_p=.9"  # the released sampler, at the preset's most calls
 DIVERSE = "mend grid=quadratic interleave=true budget=.06 warmup=.2 late_top_p=.85"  # sharpness 0
 SHARP = "mend grid=quadratic interleave=true warmup=.2 spacing=1 late_top_p=.6"  # sharpness 1
 FEW, MANY = 16, 64  # calls
-WORLDS = ("molecules", "boards-6x6", "puzzles-6x6", "grammar")  # of the table; the page has those of 9x9 too
+WORLDS = ("molecules", "boards", "puzzles", "grammar")  # of the table; the page has all
 WIDTH = 120
 
 

@@ -269,7 +269,7 @@ def blocks() -> dict[str, str]:
     return {
         "in short": in_short(results),
         "measured": measured(results),
-        **{world: world_table(results, world) for world in SIZE.truth},
+        **{world: world_table(results, world) if world in SIZE.truth else "Not run yet." for world in truth.WORLDS},
         "costs": costs_list(results),
         "calls": calls_table(results),
         "rivals": rivals_table(results),
