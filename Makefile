@@ -46,7 +46,7 @@ test: check .venv/.engines
 	$(BIN)/pytest -n 2 --dist worksteal --durations=10
 
 test-more: test
-	$(BIN)/pytest -n 2 --dist worksteal -m more --durations=10
+	$(BIN)/pytest -n 2 --dist worksteal -m 'more and not long' --durations=10
 
 # One after the other, since some measure time, as a ratio within one run.
 test-all: test-more
