@@ -33,7 +33,6 @@ class Variant(Mend):
 
     grid_power: float = param(0.0, "Times are this power of equal steps. 0: those of the grid.", low=0)
     end_top_p: float | None = param(None, "top_p falls or rises to this in proportion to the time.", above=0, high=1)
-    own_turn: bool = param(False, "Commit and revise only positions that step in this call.")
     forget: float = param(0.0, "A contradicted token with more deficit than this becomes noisy again. 0: none.", low=0)
     budget_slope: float = param(0.0, "The budget grows with this power of the signal level.", low=0)
 
@@ -49,11 +48,6 @@ class Variant(Mend):
         if self.end_top_p is None:
             return own
         return own._replace(top_p=self.end_top_p + (self.top_p - self.end_top_p) * self.times[call])
-
-    def transition(self, ctx: Context, state: State, revise: Tensor, inspect: Tensor) -> Transition:
-        if self.own_turn:
-            inspect = inspect & ((positions(inspect) - state.call) % 2 == 0)
-        return super().transition(ctx, state, revise, inspect)
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         if self.budget_slope:

@@ -33,6 +33,9 @@ class Mend(CRS):
     revise_every: int | None = param(
         None, "Calls from one inspection of a committed token to the next. None: nfe / 32.", low=1, since="warmup"
     )
+    own_turn: bool = param(
+        False, "If interleaved, commit and revise only positions that step in the same call.", since="warmup"
+    )
 
     @property
     def can_revise(self) -> bool:
@@ -48,7 +51,10 @@ class Mend(CRS):
     def due(self, visible: Tensor, call: int) -> Tensor:
         """(B, L) bool: the visible committed tokens that a call inspects."""
         every = self.revise_every or -(-self.nfe // 32)
-        return visible & ((positions(visible) + call) % every == 0)
+        return visible & ((positions(visible) + call) % every == 0) & self.may_inspect(visible, call)
+
+    def may_inspect(self, committed: Tensor, call: int) -> Tensor:
+        return self.steps_now(committed, call) if self.own_turn else super().may_inspect(committed, call)
 
     def update_values(self, choice: Choice) -> Tensor:
         """Commits new tokens, then revises those whose best alternative is more likely, the largest ratio first.
