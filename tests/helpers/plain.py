@@ -29,6 +29,7 @@ NOTHING_COMMITTED = {  # the parameters of CRS and Mend for the native sampler
     "revise": 0,
     "revise_spacing": 0,
     "revise_every": 1,
+    "own_turn": False,
 }
 
 
@@ -140,12 +141,17 @@ def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> 
     return chosen
 
 
+def inspected(params: Any, positions: list[int], call: int) -> list[int]:
+    """The positions that a call may commit or revise: all of them, or those that step in it."""
+    return [i for i in positions if not (params.own_turn and params.interleave) or i % 2 == call % 2]
+
+
 def revised(
     params: Any, values: dict[int, int], distributions: list[list[float]], visible: list[int], call: int
 ) -> list[int]:
     """The visible committed tokens that this call inspects and that another token beats by most, far enough apart."""
     gain = {}
-    for i in visible:
+    for i in inspected(params, visible, call):
         rival = max(prob for token, prob in enumerate(distributions[i]) if token != values[i])
         own = distributions[i][values[i]]
         if (i + call) % params.revise_every == 0 and rival > own:
@@ -222,7 +228,7 @@ def run(
         if replay is not None:
             chosen = [i for i in eligible if replay.get(i) == r]
         elif r >= warmup:
-            deficit = {i: 1 - max(distributions[i]) for i in eligible}
+            deficit = {i: 1 - max(distributions[i]) for i in inspected(params, eligible, r)}
             chosen = scan(deficit, count, params.budget * len(free) / after, params.spacing)
         for i in chosen:
             found.committed_at[i] = r

@@ -167,7 +167,7 @@ class Transcription:
         assert isinstance(sampler, CRS)
         after, values = max(1, sampler.nfe - 1 - self.warmup), sampler.values
         count = math.ceil(self.length / after) if sampler.count is None else sampler.count
-        free = {i: 1 - max(probs[i]) for i in range(self.length) if tags[i][1] is None}
+        free = {i: 1 - max(probs[i]) for i in range(self.length) if tags[i][1] is None and self.inspects(r, i)}
         for i in greedy(free, count, sampler.budget * self.length / after, sampler.spacing):
             tags[i] = (self.top(probs[i], rank=int(values == "second")), r)
         refreshes: Callable[[int], bool] = {
@@ -177,13 +177,19 @@ class Transcription:
         }.get(values, lambda i: False)
         return [(self.top(probs[i]), e) if visible[i] and refreshes(i) else (c, e) for i, (c, e) in enumerate(tags)]
 
+    def inspects(self, r: int, i: int) -> bool:
+        """Whether a call may commit or revise a position."""
+        is_restricted = self.sampler.interleave and getattr(self.sampler, "own_turn", False)
+        return not is_restricted or (i - r) % 2 == 0
+
     def revise(self, r: int, probs: list[list[float]], row: Row, tags: list, visible: list[bool]) -> list:
         sampler = self.sampler
         assert isinstance(sampler, Mend)
         every = math.ceil(sampler.nfe / 32) if sampler.revise_every is None else sampler.revise_every
         ratios = {}  # of the committed token's probability to the largest one
         for i, (_, c, _) in enumerate(row):
-            if visible[i] and (i + r) % every == 0 and probs[i][c] < max(h for a, h in enumerate(probs[i]) if a != c):
+            inspected = visible[i] and (i + r) % every == 0 and self.inspects(r, i)
+            if inspected and probs[i][c] < max(h for a, h in enumerate(probs[i]) if a != c):
                 ratios[i] = probs[i][c] / max(probs[i])
         most = math.ceil(self.length / 32) if sampler.revise is None else sampler.revise
         for i in greedy(ratios, most, math.inf, sampler.revise_spacing):
@@ -230,6 +236,7 @@ REVISING = {
     "revise": st.sampled_from([None, 0, 1, 2]),
     "revise_spacing": st.integers(0, 2),
     "revise_every": st.sampled_from([None, 1, 2]),
+    "own_turn": st.booleans(),
 }
 SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **COMMITTING) | st.builds(Mend, **REVISING)
 

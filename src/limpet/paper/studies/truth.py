@@ -20,6 +20,7 @@ from limpet.experiments import (
     Entry,
     Panel,
     Point,
+    Probe,
     Prompts,
     Results,
     ScatterPlot,
@@ -29,6 +30,7 @@ from limpet.experiments import (
 )
 from limpet.experiments.claims import Finding, above
 from limpet.models.prompt_layouts import SudokuLayout
+from limpet.paper.studies.controls import control_table, controls
 from limpet.paper.studies.presets import Preset, WorldSize
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FILE
@@ -81,8 +83,8 @@ def samplers_at(size: WorldSize, nfe: int) -> list[str]:
     return [text for texts in families.values() for text in texts]
 
 
-def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells WORLD/NFE/SAMPLER, and clues COUNT/NFE/native at the most calls."""
+def cells(preset: Preset) -> Iterator[Cell | Probe]:
+    """Cells WORLD/NFE/SAMPLER, clues COUNT/NFE/native at the most calls, and controls where real samples can be drawn."""
     for name, size in preset.truth.items():
         world = WORLDS[name]
         for nfe in size.nfes:
@@ -93,6 +95,8 @@ def cells(preset: Preset) -> Iterator[Cell]:
         size = preset.truth["puzzles"]
         native = _sampler(NATIVE).replace(nfe=max(size.nfes))
         yield Cell(clue_cell(preset, clues), "sudoku", native, size.n, prompts=_prompts(clues))
+    if (size := preset.truth.get("grammar")) is not None:
+        yield controls(WORLDS["grammar"].model, size.n, metrics=("entropy",))
 
 
 def _prompts(clues: int) -> Prompts | None:
@@ -191,6 +195,7 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
         counts = sorted({CLUES, *preset.clue_counts})
         row = (Entry(NATIVE), *(_value(results, clue_cell(preset, clues), "solved") for clues in counts))
         yield results.table("clues", [[row]], *(f"{clues} clues" for clues in counts))
+    yield from control_table(results)
 
 
 def clue_cell(preset: Preset, clues: int) -> str:
