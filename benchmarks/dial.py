@@ -73,7 +73,8 @@ if __name__ == "__main__":
     loaded = {name: limpet.load(name, precision="float32" if name.startswith("exact:") else "bfloat16")
               for name in options.models}  # fmt: skip
     file = ResultFile(options.out)
-    chosen = {"all": [text for family in RIVALS.values() for text in family], "few": FEW, "curve": CURVE, "none": []}[options.rivals]
+    every = [text for family in RIVALS.values() for text in family]
+    chosen = {"all": every, "few": FEW, "curve": CURVE, "none": []}[options.rivals]
     for name, model, n, sampler in cells(options.models, options.calls, options.n, chosen, not options.without_dial):
         if file.values.get(name, {}).get("sampler", sampler.caption) != sampler.caption:
             del file.values[name]

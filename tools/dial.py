@@ -194,6 +194,30 @@ def tried_table() -> str:
     return markdown(Table("tried", "", head, (rows,))).lstrip()
 
 
+def turns_table() -> str:
+    """The changes that were tried against contradicted commitments, by model, calls and end of the dial."""
+    found: dict[str, dict[str, Any]] = json.loads(SEARCHED.read_text(encoding="utf-8"))
+    tried = {"each call inspects all": "", "own_turn=true": " own_turn=true", "follow=10": " follow=10",
+             "together=parity": " together=parity"}  # fmt: skip
+    ends = ("budget=.06 late_top_p=.85", "budget=1 late_top_p=.6")
+
+    def entry(place: str, own: str, end: str) -> Entry:
+        one = found.get(f"{place}/grid=quadratic interleave=true warmup=.2{own} {end}")
+        if one is None:
+            return Entry("")
+        check = next((name for name in CHECKED.values() if name in one), None)
+        return Entry(f"{one[check]:.3f} {check}" if check else f"{one['nll']:.3f} at {one['entropy']:.3f}")
+
+    places = [f"{model}/{nfe}" for model in ("exact:words", "exact:grammar", "sudoku") for nfe in (8, 16)]
+    rows = {
+        f"{place.replace('/', ', ')} calls, sharpness {sharpness}": [entry(place, own, end) for own in tried.values()]
+        for place in places
+        for sharpness, end in enumerate(ends)
+    }
+    listed = tuple((Entry(name), *entries) for name, entries in rows.items() if all(one.text for one in entries[:2]))
+    return markdown(Table("turns", "", ("model", *tried), (listed,))).lstrip()
+
+
 def cost() -> str:
     """What the dial costs beside native sampling."""
     found = json.loads(COST.read_text(encoding="utf-8"))["mini"]
@@ -204,8 +228,7 @@ def cost() -> str:
     names, rows = found["ratio to"]["native"], found["head rows"]
     return (
         f"Processor time at {found['nfe']} calls on `mini`, as a ratio in one run. The dial computes "
-        f"{rows['sharpness=0']:.0%} of the head's rows, since it\ninspects open and committed positions in each call; "
-        f"native sampling computes {rows['native']:.0%}.\n\n"
+        f"{rows['sharpness=0']:.0%} of the head's rows,\nnative sampling {rows['native']:.0%}.\n\n"
         f"| against | {' | '.join(names)} |\n| --- |{' ---: |' * len(names)}\n" + "\n".join(lines) + "\n"
     )
 
@@ -239,6 +262,7 @@ def blocks() -> dict[tuple[Path, str], str]:
         (frontier.PAGE, "dial-checked"): checked_table(cells),
         (frontier.PAGE, "dial-released"): released_table(cells, reports),
         (frontier.PAGE, "dial-tried"): tried_table(),
+        (frontier.PAGE, "dial-turns"): turns_table(),
         (frontier.PAGE, "dial-cost"): cost(),
         (ROOT / "docs/samplers.md", "newcomer"): newcomer_table(cells, reports["interleave"]),
     }

@@ -55,9 +55,7 @@ def results_block(of_truth: Results, of_text: Results) -> str:
     counts = ", ".join(f"{one.n} {truth.WORLDS[world].short}" for world, one in size.items())
     calls = interleave.compared_calls(SIZE)
     cells = dial.measured()
-    nll, entropy = (
-        format_estimate(of_text(f"base/{SIZE.max_nfe}/{RELEASED}", name), 3) for name in ("nll", "entropy")
-    )
+    nll, entropy = (format_estimate(of_text(f"base/{SIZE.max_nfe}/{RELEASED}", name), 3) for name in ("nll", "entropy"))
     first = cells[f"mini/{calls}/sharpness=0"]
     diverse, diverse_entropy = (format_estimate(dial.estimate(first, name), 3) for name in ("nll", "entropy"))
 

@@ -18,7 +18,9 @@ SIZE = preset("exact")
 
 def finished(folder, *cells: Cell | Probe) -> PaperResults:
     """The results of a study of two seeds."""
-    one = Study("small", "", (Cell("native", "exact:words", Native(nfe=2), 2), *cells), (1, 2), lambda _: ReportContent())
+    one = Study(
+        "small", "", (Cell("native", "exact:words", Native(nfe=2), 2), *cells), (1, 2), lambda _: ReportContent()
+    )
     store, models = Store(folder), ModelCache("cpu")
     assert not run(one, store, local("cpu", models), models).failed
     return PaperResults(**vars(collect(one, store)), preset=SIZE, study_texts=TEXTS["samplers"])

@@ -84,7 +84,7 @@ def samplers_at(size: WorldSize, nfe: int) -> list[str]:
 
 
 def cells(preset: Preset) -> Iterator[Cell | Probe]:
-    """Cells WORLD/NFE/SAMPLER, clues COUNT/NFE/native at the most calls, and controls where real samples can be drawn."""
+    """Cells WORLD/NFE/SAMPLER, clues COUNT/NFE/native at the most calls, and controls of the grammar."""
     for name, size in preset.truth.items():
         world = WORLDS[name]
         for nfe in size.nfes:
