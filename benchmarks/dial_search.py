@@ -44,6 +44,8 @@ class Variant(Mend):
     follow: float = param(0.0, "The budget falls by exp of this times the share of contradicted tokens.", low=0)
     together: Together = param("all", "One call revises: all; those of the parity of the worst; a random half.")
 
+    revise_turn: bool = param(False, "Inspect and revise only committed tokens whose positions step in the call.")
+
     @property
     def times(self) -> tuple[float, ...]:
         if not self.grid_power:
@@ -56,6 +58,10 @@ class Variant(Mend):
         if self.end_top_p is None:
             return own
         return own._replace(top_p=self.end_top_p + (self.top_p - self.end_top_p) * self.times[call])
+
+    def due(self, visible: Tensor, call: int) -> Tensor:
+        inspected = super().due(visible, call)
+        return inspected & self.steps_now(visible, call) if self.revise_turn else inspected
 
     def step(self, ctx: Context, state: State) -> tuple[State, StepInfo]:
         if self.budget_slope:
@@ -107,7 +113,7 @@ TRIED = {  # by idea: parameters that stand before those of the end
     "grid": ["warmup=.2 grid_power=1.5", "warmup=.2 grid_power=3"],
     "warmup": ["warmup=.1", "warmup=.33"],
     "spacing": ["warmup=.2 spacing=1", "warmup=.2 spacing=4"],
-    "turn": ["warmup=.2 own_turn=true"],
+    "turn": ["warmup=.2 own_turn=true", "warmup=.2 own_turn=true revise_turn=true"],
     "forget": ["warmup=.2 forget=.3", "warmup=.2 forget=.6"],
     "noise": ["warmup=.2 budget_slope=.3", "warmup=.2 budget_slope=1"],
     "revisions": ["warmup=.2 revise=0", "warmup=.2 revise=1000"],

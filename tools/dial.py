@@ -197,8 +197,8 @@ def tried_table() -> str:
 def turns_table() -> str:
     """The changes that were tried against contradicted commitments, by model, calls and end of the dial."""
     found: dict[str, dict[str, Any]] = json.loads(SEARCHED.read_text(encoding="utf-8"))
-    tried = {"each call inspects all": "", "own_turn=true": " own_turn=true", "follow=10": " follow=10",
-             "together=parity": " together=parity"}  # fmt: skip
+    tried = {"all inspected": "", "own_turn=true": " own_turn=true",
+             "and revise_turn=true": " own_turn=true revise_turn=true", "follow=10": " follow=10"}  # fmt: skip
     ends = ("budget=.06 late_top_p=.85", "budget=1 late_top_p=.6")
 
     def entry(place: str, own: str, end: str) -> Entry:
@@ -214,7 +214,7 @@ def turns_table() -> str:
         for place in places
         for sharpness, end in enumerate(ends)
     }
-    listed = tuple((Entry(name), *entries) for name, entries in rows.items() if all(one.text for one in entries[:2]))
+    listed = tuple((Entry(name), *entries) for name, entries in rows.items() if all(one.text for one in entries[:3]))
     return markdown(Table("turns", "", ("model", *tried), (listed,))).lstrip()
 
 

@@ -141,21 +141,19 @@ def scan(deficit: dict[int, float], count: int, budget: float, spacing: int) -> 
     return chosen
 
 
-def inspected(params: Any, positions: list[int], call: int) -> list[int]:
-    """The positions that a call may commit or revise: all of them, or those that step in it."""
-    return [i for i in positions if not (params.own_turn and params.interleave) or i % 2 == call % 2]
-
-
 def revised(
     params: Any, values: dict[int, int], distributions: list[list[float]], visible: list[int], call: int
 ) -> list[int]:
     """The visible committed tokens that this call inspects and that another token beats by most, far enough apart."""
     gain = {}
-    for i in inspected(params, visible, call):
+    for i in visible:
         rival = max(prob for token, prob in enumerate(distributions[i]) if token != values[i])
         own = distributions[i][values[i]]
         if (i + call) % params.revise_every == 0 and rival > own:
             gain[i] = math.log(rival / own) if own else math.inf
+    if params.own_turn and params.interleave and gain:
+        worst = max(gain, key=lambda i: (gain[i], -i))
+        gain = {i: more for i, more in gain.items() if (i - worst) % 2 == 0}
     return scan({i: -more for i, more in gain.items()}, params.revise, math.inf, params.revise_spacing)
 
 
@@ -228,7 +226,9 @@ def run(
         if replay is not None:
             chosen = [i for i in eligible if replay.get(i) == r]
         elif r >= warmup:
-            deficit = {i: 1 - max(distributions[i]) for i in inspected(params, eligible, r)}
+            deficit = {i: 1 - max(distributions[i]) for i in eligible}
+            if params.own_turn and params.interleave:
+                deficit = {i: one for i, one in deficit.items() if (i - r) % 2 == 0}
             chosen = scan(deficit, count, params.budget * len(free) / after, params.spacing)
         for i in chosen:
             found.committed_at[i] = r

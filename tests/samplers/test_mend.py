@@ -54,15 +54,15 @@ def test_the_largest_contradiction_is_revised_first() -> None:
     assert torch.equal(first.outcome.gain[first.masks["revised"]], best[rows])
 
 
-def test_in_their_own_turn_only_positions_that_step_are_committed_or_revised() -> None:
+def test_in_their_own_turn_positions_that_step_are_committed_and_even_or_odd_ones_revised() -> None:
     """With and without a trace, which inspects every position, the samples are the same."""
     sampler = Mend(nfe=12, warmup=0.1, spacing=0, revise_spacing=0, interleave=True, own_turn=True)
     counts = {"chosen": 0, "revised": 0}
     for step in steps_of(sampler):
-        for mask in counts:
-            where = step.masks[mask].nonzero()[:, 1]
-            assert ((where - step.call) % 2 == 0).all()
-            counts[mask] += len(where)
+        assert ((step.masks["chosen"].nonzero()[:, 1] - step.call) % 2 == 0).all() or step.call == sampler.nfe - 1
+        for row in step.masks["revised"]:
+            assert (row.nonzero()[:, 0].diff() % 2 == 0).all()
+        counts = {mask: count + int(step.masks[mask].sum()) for mask, count in counts.items()}
     assert min(counts.values()) > 10
     tokens = limpet.sample(WORDS, sampler, n=2, seed=0).tokens
     *_, last = limpet.steps(WORDS, sampler, n=2, seed=0, trace=True)

@@ -81,7 +81,7 @@ class CRS(Native):
         # Positions that may be committed at this call, or that a replay commits at this call.
         eligible = ctx.free & (committed_at == (OPEN if is_selecting else r))
         if is_selecting:
-            eligible = eligible & self.may_inspect(committed, r)
+            eligible = eligible & self.may_commit(committed, r)
         revisable = self.revisable(ctx, state, visible)
         revise = ctx.free ^ committed if self.skips_committed and not ctx.draws_all else ctx.free
         # The transition starts from the state, not from the model input. Tokens committed below do not change it.
@@ -115,8 +115,8 @@ class CRS(Native):
         """Whether a visible committed token can change."""
         return self.values in REFRESHING
 
-    def may_inspect(self, committed: Tensor, call: int) -> Tensor:
-        """(L,) bool: the positions that a call may inspect to commit or revise them."""
+    def may_commit(self, committed: Tensor, call: int) -> Tensor:
+        """(L,) bool: the positions that a call may commit."""
         return torch.ones_like(committed[0])
 
     def visible(self, state: State) -> Tensor:

@@ -20,7 +20,7 @@ from limpet.samplers.native import Native
 NFE = 64  # default network calls
 SHARPNESS = 0.25  # default sharpness
 DIGITS = 4  # of the parameters: a printed sampler is the sampler
-MANY_CALLS = 16  # from here on a position need not be inspected in every call
+MANY_CALLS = 16  # from here on an open position need not be inspected in every call
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Dial:
 
     In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. In the sharp
     half positions committed in one call may be closer. Neither depends on the number of calls: interleaved steps on the
-    quadratic grid have the same entropy at 12 calls as at 24. From `MANY_CALLS` on a call commits and revises only
-    positions that step in it, which takes half as many rows of the head; with fewer calls that costs quality."""
+    quadratic grid have the same entropy at 12 calls as at 24. From `MANY_CALLS` on a call commits only positions
+    that step in it, which takes fewer rows of the head; with fewer calls that costs quality."""
 
     top_p: float = 0.85  # late_top_p at sharpness 0
     sharp_top_p: float = 0.6  # late_top_p at sharpness 1
