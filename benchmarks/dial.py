@@ -1,10 +1,12 @@
 """The dial beside every rival, on seeds that no choice has used: values of each seed, for docs/frontier.md.
 
-    python benchmarks/dial.py --models exact:words exact:grammar --calls 8 --n 16
-    python benchmarks/dial.py --models molecules sudoku --calls 16 --n 16 --rivals few
-    python benchmarks/dial.py --models mini mini-distilled --calls 16 --n 8 --rivals none
+    python benchmarks/dial.py --models exact:words exact:grammar --calls 8 16 32 64 --n 64
+    python benchmarks/dial.py --models molecules sudoku --calls 8 16 32 64 --n 16 --rivals few
+    python benchmarks/dial.py --models mini mini-distilled --calls 8 32 64 --n 16 --rivals curve --without-dial
+    python benchmarks/dial.py --models mini mini-distilled --calls 8 16 32 64 --n 16 --rivals none
 
-Cells that the file has are kept, so that a stopped run continues. Networks run in bfloat16."""
+Cells that the file has are kept, so that a stopped run continues, except those of a dial whose rule has changed since.
+Networks run in bfloat16."""
 
 from __future__ import annotations
 
@@ -28,12 +30,13 @@ from limpet.samplers import Sampler, parse
 
 RIVALS: dict[str, list[str]] = samplers.FILE["dial"]  # by family
 STEPS = "grid=quadratic interleave=true"
+CURVE = [f"native {STEPS} top_p={p}" for p in (".85", ".8", ".7", ".6", ".5")]  # beside those of a committed report
 FEW = [*(f"native {STEPS} top_p={p}" for p in (".85", ".7", ".55")), "native top_p=.9", "mend"]  # for a slow network
 
 
-def compared(nfe: int, rivals: list[str]) -> dict[str, Sampler]:
+def compared(nfe: int, rivals: list[str], has_dial: bool = True) -> dict[str, Sampler]:
     """The dial at every sharpness, and rivals, by name."""
-    dial = {f"sharpness={s:g}": limpet.recommended(nfe, s) for s in SHARPNESS}
+    dial = {f"sharpness={s:g}": limpet.recommended(nfe, s) for s in SHARPNESS if has_dial}
     return dial | {text: parse(text)[1].replace(nfe=nfe) for text in rivals}
 
 
@@ -47,10 +50,12 @@ def measure(model: limpet.Denoiser, sampler: Sampler, n: int) -> dict[str, Any]:
     return {"sampler": sampler.caption, "n": n, "seeds": SEEDS, "cpu_seconds": round(seconds, 4), "values": shown}
 
 
-def cells(models: list[str], calls: list[int], n: int, rivals: list[str]) -> Iterator[tuple[str, str, int, Sampler]]:
+def cells(
+    models: list[str], calls: list[int], n: int, rivals: list[str], has_dial: bool
+) -> Iterator[tuple[str, str, int, Sampler]]:
     """Name, model, samples for each seed and sampler."""
     for nfe in calls:
-        for name, sampler in compared(nfe, rivals).items():
+        for name, sampler in compared(nfe, rivals, has_dial).items():
             for model in models:
                 yield f"{model}/{nfe}/{name}", model, n, sampler
 
@@ -60,13 +65,17 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--calls", nargs="+", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--n", type=int, default=64, help="samples for each seed")
-    parser.add_argument("--rivals", choices=("all", "few", "none"), default="all", help="few has an interleaved curve")
+    parser.add_argument("--rivals", choices=("all", "few", "curve", "none"), default="all")
+    parser.add_argument("--without-dial", action="store_true", help="rivals only")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dial.json"))
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     loaded = {name: limpet.load(name, precision="float32" if name.startswith("exact:") else "bfloat16")
               for name in options.models}  # fmt: skip
     file = ResultFile(options.out)
-    chosen = {"all": [text for family in RIVALS.values() for text in family], "few": FEW, "none": []}[options.rivals]
-    for name, model, n, sampler in cells(options.models, options.calls, options.n, chosen):
+    every = [text for family in RIVALS.values() for text in family]
+    chosen = {"all": every, "few": FEW, "curve": CURVE, "none": []}[options.rivals]
+    for name, model, n, sampler in cells(options.models, options.calls, options.n, chosen, not options.without_dial):
+        if file.values.get(name, {}).get("sampler", sampler.caption) != sampler.caption:
+            del file.values[name]
         file.measure(name, measure, loaded[model], sampler, n)

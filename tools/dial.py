@@ -3,12 +3,13 @@
     python tools/dial.py
 
 They are those of benchmarks/dial.py (benchmarks/results/dial.json), and of the studies `interleave` and `samplers` on
-the same seeds, which measured both ends of the dial at 16 calls and most of its rivals."""
+the same seeds, which measured most of its rivals."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,6 @@ ROLES = {caption: role for role, caption in frontier.SIZE.captions.items()}  # o
 JUDGED = ("mini", "mini-distilled", "exact:words")  # by NLL; the other models have a checker
 CHECKED = {"sudoku": "valid", "molecules": "valid", "exact:grammar": "grammatical"}
 CALLS = (8, 16, 32, 64)
-ENDS = {0.0: interleave.SAMPLERS["interleaved"][0], 1.0: interleave.SAMPLERS["mend"][1]}  # as the study measured them
 NEAR = 0.01  # nats: a curve that ends so near the own entropy is read at its end, rather than not at all
 WORDS = {"holds": "below", "fails": "above", "open": "open"}
 
@@ -54,10 +54,12 @@ def measured() -> dict[str, dict[str, Any]]:
 
 def point(cells: Mapping[str, Any], name: str) -> Point | None:
     """A sampler of the benchmark; None where it was not measured."""
-    if name not in cells:
-        return None
-    values = cells[name]["values"]
-    return Point(*(np.array(values[measure], dtype=np.float64) for measure in ("entropy", "nll")))
+    return Point(*(estimate(cells[name], measure).values for measure in Point._fields)) if name in cells else None
+
+
+def estimate(cell: Mapping[str, Any], measure: str) -> Estimate:
+    """A measure of a sampler of the benchmark."""
+    return Estimate(np.array(cell["values"][measure], dtype=np.float64))
 
 
 def reported(results: Results, cell: str) -> Point | None:
@@ -75,16 +77,6 @@ def rival_curves(cells: Mapping[str, Any], model: str, nfe: int, reports: Mappin
         found += [[reported(field, f"{role}/{nfe}/{text}") for text in texts] for texts in samplers.FAMILIES.values()]
         found.append([reported(interleaved, f"{role}/{nfe}/{text}") for text in interleave.SAMPLERS["curve"]])
     return [known for curve in found if (known := [one for one in curve if one is not None])]
-
-
-def dial_point(
-    cells: Mapping[str, Any], model: str, nfe: int, sharpness: float, reports: Mapping[str, Results]
-) -> Point | None:
-    """The dial at a sharpness: of the study `interleave` where it measured this sampler, else of the benchmark."""
-    known = None
-    if model in ROLES and sharpness in ENDS:
-        known = reported(reports["interleave"], f"{ROLES[model]}/{nfe}/{ENDS[sharpness]}")
-    return known or point(cells, f"{model}/{nfe}/sharpness={sharpness:g}")
 
 
 def delta(own: Point, curves: Sequence[Sequence[Point]]) -> Estimate:
@@ -106,7 +98,8 @@ def judged_table(cells: Mapping[str, Any], reports: Mapping[str, Results]) -> st
     """Delta NLL of the dial against the best rival at the dial's entropy."""
 
     def entry(model: str, nfe: int, sharpness: float) -> Entry:
-        own, curves = dial_point(cells, model, nfe, sharpness, reports), rival_curves(cells, model, nfe, reports)
+        own = point(cells, f"{model}/{nfe}/sharpness={sharpness:g}")
+        curves = rival_curves(cells, model, nfe, reports)
         has_interleaved = any(f"{model}/{nfe}/{text}" in cells for text in RIVALS["top-p, interleaved"])
         if own is None or not (has_interleaved or (model in ROLES and nfe == interleave.compared_calls(frontier.SIZE))):
             return Entry("not measured")
@@ -153,29 +146,26 @@ def checked_table(cells: Mapping[str, Any]) -> str:
                           (rows,))).lstrip()  # fmt: skip
 
 
-def released_table(reports: Mapping[str, Results]) -> str:
+def released_table(cells: Mapping[str, Any], reports: Mapping[str, Results]) -> str:
     """The dial at sharpness 0 and 16 calls beside the released sampler at 64 calls, on both text models."""
-    size, results, field = frontier.SIZE, reports["interleave"], reports["samplers"]
+    size, field = frontier.SIZE, reports["samplers"]
     calls = interleave.compared_calls(size)
 
     def row(model: str, role: str) -> tuple[Entry, ...]:
-        own = dial_point({}, model, calls, 0.0, reports)
+        own = point(cells, f"{model}/{calls}/sharpness=0")
         curve = [reported(field, f"{role}/{size.max_nfe}/{text}") for text in samplers.CURVES[frontier.SAMPLED]]
         assert own is not None
         found = delta(own, [[one for one in curve if one is not None]])
-        mixed = pareto.delta(results, size, role, interleave.FINAL_STEP, calls, interleave.SAMPLERS[interleave.FAMILY])
         return (
             Entry(model),
             Entry(f"{own.nll.mean():.3f} at {own.entropy.mean():.3f}"),
             Entry(format_signed(found, 3)),
-            Entry(format_signed(mixed, 3)),
         )
 
     head = (
         "model",
         f"{calls} calls at sharpness 0: NLL at entropy",
         f"delta NLL against top-p at {size.max_nfe} calls, at this entropy",
-        f"mixture with the entropy of top-p .9 at {size.max_nfe} calls: delta NLL against it",
     )
     rows = tuple(row(model, role) for model, role in reversed(ROLES.items()))
     return markdown(Table("released", "", head, (rows,))).lstrip()
@@ -204,6 +194,30 @@ def tried_table() -> str:
     return markdown(Table("tried", "", head, (rows,))).lstrip()
 
 
+def turns_table() -> str:
+    """The changes that were tried against contradicted commitments, by model, calls and end of the dial."""
+    found: dict[str, dict[str, Any]] = json.loads(SEARCHED.read_text(encoding="utf-8"))
+    tried = {"all inspected": "", "own_turn=true": " own_turn=true",
+             "and revise_turn=true": " own_turn=true revise_turn=true", "follow=10": " follow=10"}  # fmt: skip
+    ends = ("budget=.06 late_top_p=.85", "budget=1 late_top_p=.6")
+
+    def entry(place: str, own: str, end: str) -> Entry:
+        one = found.get(f"{place}/grid=quadratic interleave=true warmup=.2{own} {end}")
+        if one is None:
+            return Entry("")
+        check = next((name for name in CHECKED.values() if name in one), None)
+        return Entry(f"{one[check]:.3f} {check}" if check else f"{one['nll']:.3f} at {one['entropy']:.3f}")
+
+    places = [f"{model}/{nfe}" for model in ("exact:words", "exact:grammar", "sudoku") for nfe in (8, 16)]
+    rows = {
+        f"{place.replace('/', ', ')} calls, sharpness {sharpness}": [entry(place, own, end) for own in tried.values()]
+        for place in places
+        for sharpness, end in enumerate(ends)
+    }
+    listed = tuple((Entry(name), *entries) for name, entries in rows.items() if all(one.text for one in entries[:3]))
+    return markdown(Table("turns", "", ("model", *tried), (listed,))).lstrip()
+
+
 def cost() -> str:
     """What the dial costs beside native sampling."""
     found = json.loads(COST.read_text(encoding="utf-8"))["mini"]
@@ -214,28 +228,28 @@ def cost() -> str:
     names, rows = found["ratio to"]["native"], found["head rows"]
     return (
         f"Processor time at {found['nfe']} calls on `mini`, as a ratio in one run. The dial computes "
-        f"{rows['sharpness=0']:.0%} of the head's rows, since it\ninspects open and committed positions in each call; "
-        f"native sampling computes {rows['native']:.0%}.\n\n"
+        f"{rows['sharpness=0']:.0%} of the head's rows,\nnative sampling {rows['native']:.0%}.\n\n"
         f"| against | {' | '.join(names)} |\n| --- |{' ---: |' * len(names)}\n" + "\n".join(lines) + "\n"
     )
 
 
-def newcomer_table(results: Results) -> str:
+def newcomer_table(cells: Mapping[str, Any], results: Results) -> str:
     """One row a sampler: NLL, entropy and repetition on `mini`."""
     size, calls = frontier.SIZE, interleave.compared_calls(frontier.SIZE)
-    rows = {
-        f"released: `{pareto.RELEASED['sample']}`, {size.max_nfe} calls": f"{size.max_nfe}/{pareto.RELEASED['sample']}",
-        "best baseline, diverse: top-p .85, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][0]}",
-        "`--sharpness 0`": f"{calls}/{ENDS[0.0]}",
-        "best baseline, sharp: top-p .6, interleaved": f"{calls}/{interleave.SAMPLERS['curve'][3]}",
-        "`--sharpness 1`": f"{calls}/{ENDS[1.0]}",
+    released, curve = pareto.RELEASED["sample"], interleave.SAMPLERS["curve"]
+    rows: dict[str, Callable[[str], Estimate]] = {
+        f"released: `{released}`, {size.max_nfe} calls": partial(results, f"base/{size.max_nfe}/{released}"),
+        "best baseline, diverse: top-p .85, interleaved": partial(results, f"base/{calls}/{curve[0]}"),
+        "`--sharpness 0`": partial(estimate, cells[f"mini/{calls}/sharpness=0"]),
+        "best baseline, sharp: top-p .6, interleaved": partial(results, f"base/{calls}/{curve[3]}"),
+        "`--sharpness 1`": partial(estimate, cells[f"mini/{calls}/sharpness=1"]),
     }
     digits = {"nll": 3, "entropy": 3, "rep-4": 4}
     head = ("sampler", "NLL (nats/token, lower is better)", "entropy (nats, higher is more diverse)",
             "rep-4 (lower is less repetitive)")  # fmt: skip
     values = tuple(
-        (Entry(name), *(Entry(format_estimate(results(f"base/{cell}", measure), n)) for measure, n in digits.items()))
-        for name, cell in rows.items()
+        (Entry(name), *(Entry(format_estimate(measured_by(measure), n)) for measure, n in digits.items()))
+        for name, measured_by in rows.items()
     )
     return markdown(Table("newcomer", "", head, (values,))).lstrip().replace("\\`", "`")
 
@@ -246,10 +260,11 @@ def blocks() -> dict[tuple[Path, str], str]:
     return {
         (frontier.PAGE, "dial"): judged_table(cells, reports),
         (frontier.PAGE, "dial-checked"): checked_table(cells),
-        (frontier.PAGE, "dial-released"): released_table(reports),
+        (frontier.PAGE, "dial-released"): released_table(cells, reports),
         (frontier.PAGE, "dial-tried"): tried_table(),
+        (frontier.PAGE, "dial-turns"): turns_table(),
         (frontier.PAGE, "dial-cost"): cost(),
-        (ROOT / "docs/samplers.md", "newcomer"): newcomer_table(reports["interleave"]),
+        (ROOT / "docs/samplers.md", "newcomer"): newcomer_table(cells, reports["interleave"]),
     }
 
 

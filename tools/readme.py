@@ -1,4 +1,4 @@
-"""Fill the results of the README from the committed reports of the studies `truth` and `interleave`.
+"""Fill the results of the README from the committed reports of `truth` and `interleave`, and the numbers of the dial.
 
 python tools/readme.py"""
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import fill
 
+import dial
 import truth as truth_page
 from blocks import put
 from limpet.experiments import Entry, Results, Table, format_estimate, format_signed, report
@@ -17,8 +18,6 @@ from limpet.paper.studies import interleave, truth
 ROOT = Path(__file__).parents[1]
 SIZE = studies.preset("mini-gpu")  # of the study of text
 RELEASED = "native top_p=.9"  # the released sampler, at the preset's most calls
-DIVERSE = "mend grid=quadratic interleave=true budget=.06 warmup=.2 late_top_p=.85"  # sharpness 0
-SHARP = "mend grid=quadratic interleave=true warmup=.2 spacing=1 late_top_p=.6"  # sharpness 1
 FEW, MANY = 16, 64  # calls
 WORLDS = ("molecules", "boards", "puzzles", "grammar")  # of the table; the page has all
 WIDTH = 120
@@ -59,14 +58,19 @@ def results_block(of_truth: Results, of_text: Results) -> str:
         for model in dict.fromkeys(truth.WORLDS[world].model for world in WORLDS[:-1])
     ]
     calls = interleave.compared_calls(SIZE)
-    (nll, entropy), (diverse, diverse_entropy) = (
-        [results_of(of_text, nfe, text, name) for name in ("nll", "entropy")]
-        for nfe, text in ((SIZE.max_nfe, RELEASED), (calls, DIVERSE))
-    )
-    deltas = " and ".join(
-        f"{format_signed(interleave.mend_against_top_p(of_text, SIZE, role, SHARP), 3)} on `{caption}`"
-        for role, caption in reversed(SIZE.captions.items())
-    )
+    cells = dial.measured()
+    nll, entropy = (format_estimate(of_text(f"base/{SIZE.max_nfe}/{RELEASED}", name), 3) for name in ("nll", "entropy"))
+    first = cells[f"mini/{calls}/sharpness=0"]
+    diverse, diverse_entropy = (format_estimate(dial.estimate(first, name), 3) for name in ("nll", "entropy"))
+
+    def delta(role: str, model: str) -> str:
+        """The dial at sharpness 1 against interleaved top-p, at the dial's entropy."""
+        own = dial.point(cells, f"{model}/{calls}/sharpness=1")
+        curve = [dial.reported(of_text, f"{role}/{calls}/{text}") for text in interleave.SAMPLERS["curve"]]
+        assert own is not None
+        return format_signed(dial.delta(own, [[one for one in curve if one is not None]]), 3)
+
+    deltas = " and ".join(f"{delta(role, model)} on `{model}`" for role, model in reversed(SIZE.captions.items()))
     checked = (
         "Share of right samples (higher is better), as checkers decide it: RDKit, the rules of sudoku, a grammar. Mean "
         f"± standard error over {len(of_truth.study.seeds)} seeds of {counts}. {truth_page.listed(parameters)}; the "
@@ -77,15 +81,11 @@ def results_block(of_truth: Results, of_text: Results) -> str:
         f"On text (`mini`, 15.7 million parameters), `--sharpness 0` with {calls} calls has an NLL of {diverse} "
         f"nats/token (lower is better) at an entropy of {diverse_entropy} nats. The released sampler with "
         f"{SIZE.max_nfe} calls has {nll} at {entropy}. At `--sharpness 1` and equal entropy, delta NLL against top-p "
-        f"with interleaved steps is {deltas} (lower is better). These are {len(SIZE.seeds)} seeds x {SIZE.n} samples "
-        "under `mini-judge`, a small model too ([all samplers, both models](docs/frontier.md))."
+        f"with interleaved steps is {deltas} (lower is better). These are {len(SIZE.seeds)} seeds x {first['n']} "
+        f"samples of the dial and {SIZE.n} of the others under `mini-judge`, a small model too ([all samplers, both "
+        "models](docs/frontier.md))."
     )
     return f"{fill(checked, WIDTH)}\n\n{truth_table(of_truth)}\n\n{fill(text, WIDTH)}\n"
-
-
-def results_of(results: Results, nfe: int, text: str, name: str) -> str:
-    """A measure of a sampler on `mini`."""
-    return format_estimate(results(f"base/{nfe}/{text}", name), 3)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ NOTHING_COMMITTED = {  # the parameters of CRS and Mend for the native sampler
     "revise": 0,
     "revise_spacing": 0,
     "revise_every": 1,
+    "own_turn": False,
 }
 
 
@@ -150,6 +151,9 @@ def revised(
         own = distributions[i][values[i]]
         if (i + call) % params.revise_every == 0 and rival > own:
             gain[i] = math.log(rival / own) if own else math.inf
+    if params.own_turn and params.interleave and gain:
+        worst = max(gain, key=lambda i: (gain[i], -i))
+        gain = {i: more for i, more in gain.items() if (i - worst) % 2 == 0}
     return scan({i: -more for i, more in gain.items()}, params.revise, math.inf, params.revise_spacing)
 
 
@@ -223,6 +227,8 @@ def run(
             chosen = [i for i in eligible if replay.get(i) == r]
         elif r >= warmup:
             deficit = {i: 1 - max(distributions[i]) for i in eligible}
+            if params.own_turn and params.interleave:
+                deficit = {i: one for i, one in deficit.items() if (i - r) % 2 == 0}
             chosen = scan(deficit, count, params.budget * len(free) / after, params.spacing)
         for i in chosen:
             found.committed_at[i] = r

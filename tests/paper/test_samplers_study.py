@@ -294,7 +294,7 @@ def committed() -> Results:
 
 
 def test_the_committed_study_is_complete(committed):
-    assert set(committed.cells) == {cell.name for cell in committed.study.cells}
+    assert set(committed.cells) == {cell.name for cell in committed.study.sample_cells}
     assert [one["device"] for one in committed.provenance["computed on"]] == ["NVIDIA H200"]
     assert all(one["nll"].values.shape == (4,) for one in committed.cells.values())
     assert committed.texts.keys() == committed.cells.keys()

@@ -169,6 +169,8 @@ class Transcription:
         after, values = max(1, sampler.nfe - 1 - self.warmup), sampler.values
         count = math.ceil(self.length / after) if sampler.count is None else sampler.count
         free = {i: 1 - max(probs[i]) for i in range(self.length) if tags[i][1] is None}
+        if self.has_turns:
+            free = {i: deficit for i, deficit in free.items() if (i - r) % 2 == 0}
         for i in greedy(free, count, sampler.budget * self.length / after, sampler.spacing):
             tags[i] = (self.top(probs[i], rank=int(values == "second")), r)
         refreshes: Callable[[int], bool] = {
@@ -178,6 +180,11 @@ class Transcription:
         }.get(values, lambda i: False)
         return [(self.top(probs[i]), e) if visible[i] and refreshes(i) else (c, e) for i, (c, e) in enumerate(tags)]
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a call commits only positions that step in it, and revises even or odd ones."""
+        return self.sampler.interleave and getattr(self.sampler, "own_turn", False)
+
     def revise(self, r: int, probs: list[list[float]], row: Row, tags: list, visible: list[bool]) -> list:
         sampler = self.sampler
         assert isinstance(sampler, Mend)
@@ -186,6 +193,9 @@ class Transcription:
         for i, (_, c, _) in enumerate(row):
             if visible[i] and (i + r) % every == 0 and probs[i][c] < max(h for a, h in enumerate(probs[i]) if a != c):
                 ratios[i] = probs[i][c] / max(probs[i])
+        if self.has_turns and ratios:
+            worst = min(ratios, key=lambda i: (ratios[i], i))
+            ratios = {i: ratio for i, ratio in ratios.items() if (i - worst) % 2 == 0}
         most = math.ceil(self.length / 32) if sampler.revise is None else sampler.revise
         for i in greedy(ratios, most, math.inf, sampler.revise_spacing):
             tags[i] = (self.top(probs[i]), tags[i][1])
@@ -231,6 +241,7 @@ REVISING = {
     "revise": st.sampled_from([None, 0, 1, 2]),
     "revise_spacing": st.integers(0, 2),
     "revise_every": st.sampled_from([None, 1, 2]),
+    "own_turn": st.booleans(),
 }
 SAMPLERS = st.builds(Native, **STEPS) | st.builds(CRS, **COMMITTING) | st.builds(Mend, **REVISING)
 

@@ -150,7 +150,7 @@ def test_a_run_is_reported_from_its_numbers(tmp_path):
     results = collect(one, store)
     content = content_of(results)
     names = {table.name.partition("-")[0] for table in content.tables}
-    assert names == {"truth", "costs", "samplers"}
+    assert names == {"truth", "costs", "samplers", "controls"}
     page = report.write_report(results, tmp_path / "report")
     again = report.read_report(one, page.parent)
     assert report.markdown(again, content_of(again)) == (page.parent / "report.md").read_text()

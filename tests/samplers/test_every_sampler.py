@@ -89,8 +89,10 @@ TABLE = {
             "final_step=sample horizon=3 budget=.4 late_top_p=none revise=3",
             f"{ARGMAX} write=both values=second revise=9 revise_spacing=1 revise_every=1",
             "interleave=true grid=quadratic budget=.3",
+            "interleave=true grid=quadratic spacing=1 revise=5 revise_spacing=1 own_turn=true",
         ),
         limits=(
+            ("own_turn=true", "mend"),
             ("revise=0 late_top_p=none budget=.5 spacing=4", "crs final_step=keep"),
             ("count=0 final_step=sample", "native late_top_p=.8"),
         ),

@@ -54,6 +54,21 @@ def test_the_largest_contradiction_is_revised_first() -> None:
     assert torch.equal(first.outcome.gain[first.masks["revised"]], best[rows])
 
 
+def test_in_their_own_turn_positions_that_step_are_committed_and_even_or_odd_ones_revised() -> None:
+    """With and without a trace, which inspects every position, the samples are the same."""
+    sampler = Mend(nfe=12, warmup=0.1, spacing=0, revise_spacing=0, interleave=True, own_turn=True)
+    counts = {"chosen": 0, "revised": 0}
+    for step in steps_of(sampler):
+        assert ((step.masks["chosen"].nonzero()[:, 1] - step.call) % 2 == 0).all() or step.call == sampler.nfe - 1
+        for row in step.masks["revised"]:
+            assert (row.nonzero()[:, 0].diff() % 2 == 0).all()
+        counts = {mask: count + int(step.masks[mask].sum()) for mask, count in counts.items()}
+    assert min(counts.values()) > 10
+    tokens = limpet.sample(WORDS, sampler, n=2, seed=0).tokens
+    *_, last = limpet.steps(WORDS, sampler, n=2, seed=0, trace=True)
+    assert torch.equal(last.state.tokens, tokens)
+
+
 def test_fewer_inspections_need_fewer_rows_of_the_head() -> None:
     """By default a token is inspected once in nfe / 32 calls."""
     rows = [limpet.sample(WORDS, Mend(nfe=40, revise_every=n), n=2, seed=0).head_rows for n in (1, 2, 4)]

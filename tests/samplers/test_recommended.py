@@ -49,7 +49,7 @@ def test_a_small_turn_changes_little(nfe, sharpness):
 def test_its_ends_are_measured_samplers():
     """Of the study `interleave`, which chose them on seeds 1, 2 and 5000 and reported them on others."""
     ends = (interleave.SAMPLERS["interleaved"][0], interleave.SAMPLERS["mend"][1])
-    assert [parse(text)[1].replace(nfe=16) for text in ends] == [limpet.recommended(16, s) for s in (0, 1)]
+    assert [parse(text)[1].replace(nfe=12) for text in ends] == [limpet.recommended(12, s) for s in (0, 1)]
 
 
 @given(CALLS, SHARP)
@@ -61,8 +61,16 @@ def test_without_a_budget_it_is_native_sampling(nfe, sharpness):
 
 
 @given(CALLS, CALLS, SHARP)
-def test_the_parameters_do_not_depend_on_the_calls(few, many, sharpness):
-    assert limpet.recommended(few, sharpness).replace(nfe=many) == limpet.recommended(many, sharpness)
+def test_many_calls_inspect_half_as_often_and_nothing_else_depends_on_the_calls(few, many, sharpness):
+    samplers = [limpet.recommended(nfe, sharpness) for nfe in (few, many)]
+    assert [one.own_turn for one in samplers] == [nfe >= 16 for nfe in (few, many)]
+    assert samplers[0].replace(nfe=many, own_turn=many >= 16) == samplers[1]
+
+
+def test_from_sixteen_calls_on_fewer_rows_of_the_head_are_computed():
+    model = limpet.load("exact:words")
+    rows = [limpet.sample(model, limpet.recommended(nfe, 0), n=4, seed=0).head_rows for nfe in (15, 16)]
+    assert rows[1] < 0.85 * rows[0]
 
 
 def test_entropy_falls_with_sharpness_where_the_distribution_is_known():

@@ -174,6 +174,7 @@ DIFFERENT: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # two values, and wha
     "revise": (20, 0, WRONG),
     "revise_spacing": (0, 20, {**WRONG, "revise": 20}),
     "revise_every": (1, 3, {**WRONG, "revise": 20}),
+    "own_turn": (False, True, {**WRONG, "interleave": True}),
 }
 
 

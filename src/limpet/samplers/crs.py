@@ -80,6 +80,8 @@ class CRS(Native):
         is_selecting = not is_replay and self.warmup_calls <= r and not is_last
         # Positions that may be committed at this call, or that a replay commits at this call.
         eligible = ctx.free & (committed_at == (OPEN if is_selecting else r))
+        if is_selecting:
+            eligible = eligible & self.may_commit(committed, r)
         revisable = self.revisable(ctx, state, visible)
         revise = ctx.free ^ committed if self.skips_committed and not ctx.draws_all else ctx.free
         # The transition starts from the state, not from the model input. Tokens committed below do not change it.
@@ -112,6 +114,10 @@ class CRS(Native):
     def can_revise(self) -> bool:
         """Whether a visible committed token can change."""
         return self.values in REFRESHING
+
+    def may_commit(self, committed: Tensor, call: int) -> Tensor:
+        """(L,) bool: the positions that a call may commit."""
+        return torch.ones_like(committed[0])
 
     def visible(self, state: State) -> Tensor:
         """(B, L) bool: committed tokens in the model input. Committed at call e, visible in e + 1, ..., e + horizon."""

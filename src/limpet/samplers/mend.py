@@ -33,6 +33,9 @@ class Mend(CRS):
     revise_every: int | None = param(
         None, "Calls from one inspection of a committed token to the next. None: nfe / 32.", low=1, since="warmup"
     )
+    own_turn: bool = param(
+        False, "If interleaved, commit positions that step in the call, and revise even or odd ones.", since="warmup"
+    )
 
     @property
     def can_revise(self) -> bool:
@@ -50,6 +53,9 @@ class Mend(CRS):
         every = self.revise_every or -(-self.nfe // 32)
         return visible & ((positions(visible) + call) % every == 0)
 
+    def may_commit(self, committed: Tensor, call: int) -> Tensor:
+        return self.steps_now(committed, call) if self.own_turn else super().may_commit(committed, call)
+
     def update_values(self, choice: Choice) -> Tensor:
         """Commits new tokens, then revises those whose best alternative is more likely, the largest ratio first.
 
@@ -59,6 +65,9 @@ class Mend(CRS):
         if gain is None:
             return values
         contradicted = self.due(choice.visible, choice.call) & (gain > 0)
+        if self.own_turn and self.interleave:
+            worst = gain.masked_fill(~contradicted, -math.inf).argmax(-1, keepdim=True)
+            contradicted &= (positions(gain) - worst) % 2 == 0
         count = self.revise_count(choice.ctx)
         revised = choice.ctx.backend.select(-gain, contradicted, count, math.inf, self.revise_spacing)
         return torch.where(revised, choice.outcome.top, values)

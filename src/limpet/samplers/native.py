@@ -64,7 +64,7 @@ class Native(Sampler):
         if is_last and self.final_step == "argmax":
             revise, inspect = ctx.no_positions, ctx.free
         elif self.interleave:
-            revise = revise & ((positions(revise) - r) % 2 == 0)
+            revise = revise & self.steps_now(revise, r)
         start = self.times[max(0, r - self.interleave)]
         return Transition(
             call=r,
@@ -75,6 +75,11 @@ class Native(Sampler):
             temperature=self.temperature,
             support=self.support(r),
         )
+
+    def steps_now(self, tokens: Tensor, call: int) -> Tensor:
+        """(L,) bool: the positions of tokens (B, L) that step in a call: all, or every second one if interleaved."""
+        place = positions(tokens)
+        return (place - call) % 2 == 0 if self.interleave else place >= 0
 
     def coins(self, signal_t: float, signal_s: float, call: int) -> Coins:
         """The coins of a call's transition. A subclass that overrides only this is another method."""

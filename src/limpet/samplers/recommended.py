@@ -20,6 +20,7 @@ from limpet.samplers.native import Native
 NFE = 64  # default network calls
 SHARPNESS = 0.25  # default sharpness
 DIGITS = 4  # of the parameters: a printed sampler is the sampler
+MANY_CALLS = 16  # from here on an open position need not be inspected in every call
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Dial:
     """The numbers of the rule: two parameters of Mend at sharpness 0 and at sharpness 1. Budgets of 0 are native steps.
 
     In between top-p is linear in the sharpness and the budget geometric, so both are monotone and smooth. In the sharp
-    half positions committed in one call may be closer. Nothing depends on the number of calls: interleaved steps on
-    the quadratic grid have the same entropy at 12 calls as at 24. Both ends are samplers of the study `interleave`."""
+    half positions committed in one call may be closer. Neither depends on the number of calls: interleaved steps on the
+    quadratic grid have the same entropy at 12 calls as at 24. From `MANY_CALLS` on a call commits only positions
+    that step in it, which takes fewer rows of the head; with fewer calls that costs quality."""
 
     top_p: float = 0.85  # late_top_p at sharpness 0
     sharp_top_p: float = 0.6  # late_top_p at sharpness 1
@@ -50,7 +52,8 @@ class Dial:
         if not self.budget:
             return steps
         budget = round(self.budget ** (1 - sharpness) * self.sharp_budget**sharpness, DIGITS)
-        return Mend(**vars(steps) | {"final_step": "keep"}, budget=budget, spacing=2 if sharpness <= 0.5 else 1)
+        spacing, own_turn = 2 if sharpness <= 0.5 else 1, nfe >= MANY_CALLS
+        return Mend(**vars(steps) | {"final_step": "keep"}, budget=budget, spacing=spacing, own_turn=own_turn)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,21 @@ from itertools import product
 import numpy as np
 
 from limpet.evaluation import Estimate, Floats, hull, interpolate, lowest
-from limpet.experiments import Cell, Entry, Finding, Panel, Point, Results, ScatterPlot, Table, below, format_signed
+from limpet.experiments import (
+    Cell,
+    Entry,
+    Finding,
+    Panel,
+    Point,
+    Probe,
+    Results,
+    ScatterPlot,
+    Table,
+    below,
+    format_signed,
+)
 from limpet.models.model_files import BUILTIN_FOLDER
+from limpet.paper.studies.controls import control_table, controls
 from limpet.paper.studies.presets import Preset, read_toml
 from limpet.paper.studies.published import METRIC_CAPTIONS, Claims, PaperResults
 from limpet.samplers import parse
@@ -30,8 +43,8 @@ DELTAS = {"nll": "Delta NLL", "rep-4": "Delta Rep-4", "self-bleu": "Delta Self-B
 X, Y = "unigram entropy, nats", "NLL, nats/token (lower is better)"
 
 
-def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells ROLE/NFE/SAMPLER, and ROLE/prompt NFE/SAMPLER for those that also continue prompts."""
+def cells(preset: Preset) -> Iterator[Cell | Probe]:
+    """Cells ROLE/NFE/SAMPLER, ROLE/prompt NFE/SAMPLER for those that also continue prompts, and controls."""
     parsed = {text: parse(text)[1] for texts in FAMILIES.values() for text in texts}
     for role, nfe in product(preset.captions, preset.nfes):
         model = preset.roles[role]
@@ -43,6 +56,8 @@ def cells(preset: Preset) -> Iterator[Cell]:
                 if family in PROMPTED and at in prompted_places(preset):
                     n, length = preset.prompted_n, preset.prompted_length
                     yield Cell(f"{at}/{text}", model, sampler, n, length, preset.prompts)
+    judge = preset.judges[0].name if preset.judges else None
+    yield from (controls(preset.roles[role], preset.fine_n, judge=judge) for role in preset.captions)
 
 
 def places(preset: Preset) -> dict[str, str]:
@@ -134,6 +149,7 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
         groups = [[row(family, text) for text in texts] for family, texts in families.items()]
         columns = (*(METRIC_CAPTIONS[measure] for measure in measures), *DELTAS.values())
         yield results.table(f"samplers/{at}", groups, *columns, place=f"{where[0].upper()}{where[1:]}")
+    yield from control_table(results)
 
 
 def panels(results: PaperResults, preset: Preset) -> Iterator[Panel]:

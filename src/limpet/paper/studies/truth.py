@@ -21,6 +21,7 @@ from limpet.experiments import (
     Finding,
     Panel,
     Point,
+    Probe,
     Prompts,
     Results,
     ScatterPlot,
@@ -30,6 +31,7 @@ from limpet.experiments import (
     format_signed,
 )
 from limpet.models.prompt_layouts import SUDOKU
+from limpet.paper.studies.controls import control_table, controls
 from limpet.paper.studies.presets import Preset, WorldSize
 from limpet.paper.studies.published import Claims, PaperResults, ticks
 from limpet.paper.studies.samplers import FILE
@@ -85,8 +87,9 @@ def samplers_at(size: WorldSize, nfe: int) -> list[str]:
     return [text for texts in families.values() for text in texts]
 
 
-def cells(preset: Preset) -> Iterator[Cell]:
-    """Cells WORLD/NFE/SAMPLER, and WORLD COUNT/NFE/native for other numbers of clues, at the most calls."""
+def cells(preset: Preset) -> Iterator[Cell | Probe]:
+    """Cells WORLD/NFE/SAMPLER, WORLD COUNT/NFE/native for other numbers of clues, at the most calls, and controls of
+    the grammar."""
     for name, size in preset.truth.items():
         world = WORLDS[name]
         for nfe in size.nfes:
@@ -97,6 +100,8 @@ def cells(preset: Preset) -> Iterator[Cell]:
         for clues in size.clue_counts:
             cell = clue_cell(preset, name, clues)
             yield Cell(cell, world.model, native, size.n, prompts=_prompts(world, clues))
+    if (brackets := preset.truth.get("grammar")) is not None:
+        yield controls(WORLDS["grammar"].model, brackets.n, metrics=("entropy",))
 
 
 def _prompts(world: World, clues: int) -> Prompts | None:
@@ -195,6 +200,7 @@ def tables(results: PaperResults, preset: Preset) -> Iterator[Table]:
             row = (Entry(NATIVE), *(_value(results, clue_cell(preset, name, clues), "solved") for clues in counts))
             columns = [f"{clues} clues" for clues in counts]
             yield results.table(f"clues/{name}", [[row]], *columns, world=world.caption.partition(" with ")[0])
+    yield from control_table(results)
 
 
 def clue_counts(preset: Preset, world: str) -> list[int]:
