@@ -11,7 +11,7 @@ from limpet.evaluation.statistics import Estimate, Floats, hull, interpolate, lo
 
 __all__ = [
     "METRICS", "NLL", "PERPLEXITY", "Checker", "Comparison", "Estimate", "Floats", "Judge", "JudgeScores", "Measure",
-    "SampleSet", "SamplerScores", "ScoreCache", "Scores", "compare", "control_sets", "convention_for", "evaluate", "features",
-    "find_checker", "heldout_text", "hull", "interpolate", "load_judge", "lowest", "mean_se", "paired",
+    "SampleSet", "SamplerScores", "ScoreCache", "Scores", "compare", "control_sets", "convention_for", "evaluate",
+    "features", "find_checker", "heldout_text", "hull", "interpolate", "load_judge", "lowest", "mean_se", "paired",
     "reference_set", "source_judge", "text_pieces",
 ]  # fmt: skip
