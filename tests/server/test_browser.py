@@ -632,7 +632,7 @@ def test_the_first_text_is_there_within_a_second(tab, address, width, scheme):
         tab.locator(".trajectory0 .text span").first.wait_for()
         opened = tab.evaluate("performance.getEntriesByName('opened')[0].startTime / 1000")
         tab.click("#run")
-        tab.wait_for_function("performance.getEntriesByName('first frame').length")
+        wait_for(lambda: tab.evaluate("performance.getEntriesByName('first frame').length"), "the first frame")
         run, frame = (tab.evaluate(f"performance.getEntriesByName('{name}')[0].startTime") for name in MARKS)
         seconds.append((opened, (frame - run) / 1000))
         wait_done(tab)
