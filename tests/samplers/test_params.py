@@ -255,6 +255,14 @@ def revise_every() -> None:
     assert not torch.equal(output(REVISING), output(REVISING.replace(revise_every=5)))
 
 
+def own_turn() -> None:
+    """Positions are committed in the calls in which they step."""
+    for has_turns in (False, True):
+        masks = mask_of("chosen", REVISING.replace(interleave=True, own_turn=has_turns))[:-1]
+        offsets = {(int(i) - call) % 2 for call, mask in enumerate(masks) for i in mask.nonzero()[:, 1]}
+        assert offsets == ({0} if has_turns else {0, 1})
+
+
 @pytest.mark.parametrize("name", sorted({name for kind in (Native, CRS, Mend) for name in params(kind)}))
 def test_every_parameter_takes_effect(name: str) -> None:
     effect: Callable[[], None] = globals()[name]
