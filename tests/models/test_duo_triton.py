@@ -21,7 +21,7 @@ from limpet.models.duo_triton import FusedBackbone
 from limpet.models.networks import AlignedHead, set_precision
 
 trained_like = registry.from_file(f"{Path(__file__).parents[2] / 'tools/trained_like.py'}:trained_like")
-POSITIONS = 24 if DEVICE == "cpu" else 48  # where memory is counted
+POSITIONS = 32 if DEVICE == "cpu" else 48  # where memory is counted
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 

@@ -21,6 +21,7 @@ from limpet.models.exact import Source
 from limpet.models.prompt_layouts import SudokuLayout
 from limpet.recording.trajectory import FIXED, Trajectory, follow
 from limpet.samplers import Sampler, params, recommended
+from limpet.samplers.recommended import MANY_CALLS
 
 PROMPTS = ("The sea", "Once upon a time", '"Where are you going?"')  # examples of the page for models of English
 LETTERS = ("moon tide ", "([{")  # for sources of letters and of brackets
@@ -60,7 +61,8 @@ class Resources:
                 "any_length": not isinstance(model, Source), "has_text": model.tokenizer is not None,
                 "is_canvas": isinstance(model, Canvas),
                 "judge": None if (judge := self.judge_of(model)) is None else judge.name,
-                "page_length": page_length(model), "examples": examples(model), "dial": dial(model),
+                "page_length": page_length(model), "examples": examples(model),
+                "dial": dial(model, MANY_CALLS), "dial_of_few_calls": dial(model, MANY_CALLS - 1),
             }
             for name, model in self.models.items()
         }  # fmt: skip
@@ -89,9 +91,9 @@ def _can_write(model: Denoiser, text: str) -> bool:
         return False
 
 
-def dial(model: Denoiser) -> list[dict[str, Any]]:
+def dial(model: Denoiser, nfe: int) -> list[dict[str, Any]]:
     """The recommended sampler at sharpness 0, 1/20, ..., 1: what differs from its defaults, without the calls."""
-    stops = [recommended(sharpness=stop / DIAL_STOPS, model=model) for stop in range(DIAL_STOPS + 1)]
+    stops = [recommended(nfe, stop / DIAL_STOPS, model) for stop in range(DIAL_STOPS + 1)]
     defaults = [{name: param.default for name, param in params(type(one)).items()} for one in stops]
     return [
         {name: value for name, value in one.to_dict().items() if name != "nfe" and value != default.get(name, ...)}

@@ -18,7 +18,7 @@ from limpet.errors import LimpetError, unknown_name
 from limpet.generation import SEED
 from limpet.recording.page import asset
 from limpet.samplers import Param, Sampler, describe, params
-from limpet.samplers.recommended import SHARPNESS
+from limpet.samplers.recommended import MANY_CALLS, SHARPNESS
 from limpet.server.handlers import Request
 from limpet.server.scheduler import Limits, Refusal
 
@@ -117,6 +117,7 @@ def page_data(offer: Offer) -> dict[str, Any]:
         "version": limpet.__version__,
         "seed": SEED,
         "sharpness": SHARPNESS,
+        "many_calls": MANY_CALLS,
         "limits": {**asdict(offer.limits), "seed": MAX_SEED},
         "samplers": {name: offer.describe(sampler) for name, sampler in offer.samplers.items()},
         "params": {

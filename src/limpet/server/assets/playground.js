@@ -43,6 +43,7 @@
   // The form
 
   const modelNow = () => about.models.find((each) => each.name === $("model").value);
+  const dialNow = () => Number($("nfe").value) < about.many_calls ? modelNow().dial_of_few_calls : modelNow().dial;
   const hasDial = () => modelNow().dial.every((one) => one.sampler in about.params);
   const sharpnessOf = (stop) => stop / (modelNow().dial.length - 1);
 
@@ -85,7 +86,7 @@
       choose(RECOMMENDED);
       amount.value = String(sharpnessOf(Number(dial.value)));
       dial.setAttribute("aria-valuetext", amount.value);
-      fill(`sharpness=${amount.value}`, modelNow().dial[Number(dial.value)]);
+      fill(`sharpness=${amount.value}`, dialNow()[Number(dial.value)]);
     };
     Object.assign(dial, { type: "range", min: 0, max: modelNow().dial.length - 1, step: 1, value: Math.round((modelNow().dial.length - 1) * about.sharpness) });
     dial.oninput = () => { turn(); renumber(); };
@@ -115,9 +116,9 @@
       }
       return [nameInput.value, chosen];
     };
-    box.followModel = () => { if (preset.value === RECOMMENDED) turn(); };
+    box.follow = () => { if (preset.value === RECOMMENDED) turn(); };
     fill(name, values);
-    const read = box.read()[1], stop = modelNow().dial.findIndex((one) => same(one, read));
+    const read = box.read()[1], stop = dialNow().findIndex((one) => same(one, read));
     if (stop >= 0) { dial.value = stop; amount.value = String(sharpnessOf(stop)); dial.setAttribute("aria-valuetext", amount.value); }
     choose(stop >= 0 ? RECOMMENDED : Object.keys(PRESETS).find((key) => same(PRESETS[key], read)) ?? CUSTOM);
     renumber();
@@ -204,7 +205,7 @@
       button.onclick = () => { $("prompt").value = prompt; say("The prompt is filled in: press Run."); };
       return button;
     }));
-    for (const box of $("samplers").children) box.followModel();
+    for (const box of $("samplers").children) box.follow();
     summarise();
   }
 
@@ -344,6 +345,7 @@
 
   for (const model of about.models) $("model").append(new Option(model.name, model.name));
   $("nfe").max = limits.calls;
+  $("nfe").addEventListener("input", () => { for (const box of $("samplers").children) box.follow(); });
   $("seed").value = about.seed;
   $("length").max = limits.length;
   $("seed").max = limits.seed;
