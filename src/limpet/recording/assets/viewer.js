@@ -422,7 +422,9 @@ const limpet = (() => {
     const opened = [$("position"), $("acts")].filter((each) => each && each !== panel && !each.hidden && !each.contains(anchor)
       && (each === $("position") || getComputedStyle(each).position === "fixed")).map((each) => each.getBoundingClientRect());
     const along = Math.max(edge, Math.min(box.left, room - wide - edge));
-    const places = [[along, box.bottom + gap], [along, box.top - gap - high], [box.right + gap, box.top], [box.left - gap - wide, box.top]];
+    const beside = opened.flatMap((each) => [each.right + gap, each.left - gap - wide]);
+    const places = [[along, box.bottom + gap], [along, box.top - gap - high], [box.right + gap, box.top], [box.left - gap - wide, box.top],
+      ...beside.flatMap((left) => [[left, box.bottom + gap], [left, box.top - gap - high]])];
     const isFree = ([left, top]) => left >= 0 && left + wide <= room && top >= 0 && top + high <= innerHeight
       && !opened.some((each) => overlap({ left, top, right: left + wide, bottom: top + high }, each));
     const [left, top] = places.find(isFree) ?? places[0];
