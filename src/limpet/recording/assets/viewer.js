@@ -424,9 +424,10 @@ const limpet = (() => {
     const along = Math.max(edge, Math.min(box.left, room - wide - edge));
     const beside = opened.flatMap((each) => [each.right + gap, each.left - gap - wide]);
     const places = [[along, box.bottom + gap], [along, box.top - gap - high], [box.right + gap, box.top], [box.left - gap - wide, box.top],
-      ...beside.flatMap((left) => [[left, box.bottom + gap], [left, box.top - gap - high]])];
+      ...beside.flatMap((left) => [[left, box.bottom + gap], [left, box.top - gap - high]]),
+      ...opened.flatMap((each) => [[along, each.bottom + gap], [along, each.top - gap - high]])];
     const isFree = ([left, top]) => left >= 0 && left + wide <= room && top >= 0 && top + high <= innerHeight
-      && !opened.some((each) => overlap({ left, top, right: left + wide, bottom: top + high }, each));
+      && ![box, ...opened].some((each) => overlap({ left, top, right: left + wide, bottom: top + high }, each));
     const [left, top] = places.find(isFree) ?? places[0];
     panel.style.left = `${scrollX + left}px`;
     panel.style.top = `${scrollY + top}px`;
