@@ -17,6 +17,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -300,7 +301,8 @@ def verdicts(found: list[Group]) -> str:
     for model in MODELS:
         calls = set(ALL_CALLS) - {one.calls for one in found if one.model == model}
         missing += [f"{model} with {', '.join(map(str, sorted(calls)))} calls"] * bool(calls)
-    return "\n".join([*lines, "", f"Not measured: {'; '.join(missing)}."])
+    missed = textwrap.fill(f"Not measured: {'; '.join(missing)}.", 118)
+    return "\n".join([*lines, "", missed])
 
 
 def fewer_calls() -> str:
